@@ -175,7 +175,7 @@ impl Daemon {
     }
 
     /// The turn of a chat with that id, once it has ended.
-    async fn over(&self, chat: &str, turn: &Value) -> Result<Value, Failure> {
+    async fn wait_for_turn_end(&self, chat: &str, turn: &Value) -> Result<Value, Failure> {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
             let page = self
@@ -221,7 +221,7 @@ async fn turn(daemon: &Arc<Daemon>, line: &Line, subscribers: usize) -> Result<V
         .ask("POST", chats, &json!({"goal": "say ready"}))
         .await?;
     let chat = format!("{chats}/{}", made["chat_id"].as_str().ok_or("no id")?);
-    daemon.over(&chat, &made["turn_id"]).await?;
+    daemon.wait_for_turn_end(&chat, &made["turn_id"]).await?;
     // From the durable end on: a cursor beyond it would be rejected.
     let end = {
         let mut stream = daemon.follow(&chat, u64::MAX >> 1).await?;
@@ -257,7 +257,7 @@ async fn turn(daemon: &Arc<Daemon>, line: &Line, subscribers: usize) -> Result<V
     let piece = format!("flood {}\nsleep {}ms\n", line.lines, line.pause_ms);
     let content = json!({"content": piece.repeat(line.bursts)});
     let said = daemon.ask("POST", &chat, &content).await?;
-    let ended = daemon.over(&chat, &said["turn_id"]).await?;
+    let ended = daemon.wait_for_turn_end(&chat, &said["turn_id"]).await?;
     let over = Instant::now();
     let mut bytes = 0;
     while let Some(read) = timeout(PATIENCE, readers.join_next()).await? {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::figures::{Cost, Figures, Latency};
 use crate::load::{Load, Manner, piped};
-use crate::wire::{Seen, Wire};
+use crate::wire::{Wire, WireMessage};
 use crate::{Failure, Side, bare_tasks};
 
 /// The side's name in the output.
@@ -86,7 +86,7 @@ fn flow(load: &Load, wire: Wire, prompt: &str) -> Result<Figures, Failure> {
                 thread::sleep(later);
                 let mut tally = Tally::default();
                 reader.stdin.write_all(line.as_bytes())?;
-                reader.until(|seen| matches!(seen, Seen::TurnEnd), &mut tally)?;
+                reader.until(|seen| matches!(seen, WireMessage::TurnEnd), &mut tally)?;
                 Ok(tally)
             },
         )?);
@@ -131,13 +131,13 @@ impl Reader {
         if let Some(line) = self.wire.greeting() {
             self.stdin.write_all(line.as_bytes())?;
         }
-        self.until(|seen| matches!(seen, Seen::Ready), unseen)?;
+        self.until(|seen| matches!(seen, WireMessage::Ready), unseen)?;
         let here = std::env::current_dir()?;
         if let Some(line) = self.wire.new_session(&here.to_string_lossy()) {
             self.stdin.write_all(line.as_bytes())?;
             let mut session = String::new();
-            let is_session = |seen: &Seen<'_>| {
-                if let Seen::Session(name) = seen {
+            let is_session = |seen: &WireMessage<'_>| {
+                if let WireMessage::Session(name) = seen {
                     session.push_str(name);
                 }
                 !session.is_empty()
@@ -151,7 +151,7 @@ impl Reader {
     /// Reads, counts and answers until a message is the `last`.
     fn until(
         &mut self,
-        mut last: impl FnMut(&Seen<'_>) -> bool,
+        mut last: impl FnMut(&WireMessage<'_>) -> bool,
         tally: &mut Tally,
     ) -> Result<(), Failure> {
         loop {
@@ -170,8 +170,8 @@ impl Reader {
                 at = newline + 1;
                 tally.events += 1;
                 match &seen {
-                    Seen::Request(allow) => self.stdin.write_all(allow.as_bytes())?,
-                    Seen::Text(text) if text.starts_with("asks ") => {
+                    WireMessage::Request(allow) => self.stdin.write_all(allow.as_bytes())?,
+                    WireMessage::Text(text) if text.starts_with("asks ") => {
                         tally.latency.add_report(text)?;
                     }
                     _ => {}

@@ -51,7 +51,7 @@ impl Figures {
     }
 
     /// The figures as JSON, for the output.
-    pub(crate) fn shown(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         json!(self.0)
     }
 }

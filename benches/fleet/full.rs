@@ -15,7 +15,7 @@ use rustix::process::{Signal, kill_process};
 use tokio::sync::{broadcast, mpsc};
 
 use crate::figures::{Cost, Figures, Latency, descriptors, resident_bytes};
-use crate::house::{Heard, House, PATIENCE};
+use crate::house::{House, PATIENCE, SubscriberCounts};
 use crate::load::{Load, Manner};
 use crate::{Failure, Side, agents};
 
@@ -228,7 +228,7 @@ fn syncs(dir: &Path) -> Result<Latency, Failure> {
     Ok(latency)
 }
 
-fn note_heard(figures: &mut Figures, heard: &[Heard]) {
+fn note_heard(figures: &mut Figures, heard: &[SubscriberCounts]) {
     let delivered: u64 = heard.iter().map(|heard| heard.events).sum();
     let missed: u64 = heard.iter().map(|heard| heard.missed).sum();
     figures.note("delivered_events", delivered as f64);

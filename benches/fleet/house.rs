@@ -43,13 +43,13 @@ pub(crate) struct House {
     journal: Journal,
     exporter: Exporter,
     upkeep: JoinHandle<()>,
-    subscribers: Vec<JoinHandle<Heard>>,
+    subscribers: Vec<JoinHandle<SubscriberCounts>>,
     dialect: &'static str,
 }
 
 /// What a subscriber received.
 #[derive(Debug, Default)]
-pub(crate) struct Heard {
+pub(crate) struct SubscriberCounts {
     pub(crate) events: u64,
     /// The number of notices that it missed because it was too slow.
     pub(crate) missed: u64,
@@ -211,7 +211,7 @@ impl House {
     }
 
     /// Ends everything. Returns what the subscribers received.
-    pub(crate) async fn close(self) -> Result<Vec<Heard>, Failure> {
+    pub(crate) async fn close(self) -> Result<Vec<SubscriberCounts>, Failure> {
         self.fleet.stop(Stop::Now).await;
         self.upkeep.abort();
         drop(self.fleet);
@@ -227,8 +227,8 @@ impl House {
 }
 
 /// Receives and inspects every notice, until the fleet has ended.
-async fn listen(mut notices: broadcast::Receiver<FleetEvent>) -> Heard {
-    let mut heard = Heard::default();
+async fn listen(mut notices: broadcast::Receiver<FleetEvent>) -> SubscriberCounts {
+    let mut heard = SubscriberCounts::default();
     loop {
         match notices.recv().await {
             Ok(FleetEvent::SessionEvents { events, .. }) => heard.events += events.len() as u64,

@@ -28,7 +28,7 @@ pub(crate) struct Manner {
 
 impl Manner {
     /// The options as JSON, for the output.
-    pub(crate) fn shown(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         json!({
             "launcher": self.launcher.as_str(),
             "subscribers": self.subscribers,
@@ -165,7 +165,7 @@ impl Load {
     }
 
     /// The load as JSON, for the output.
-    pub(crate) fn shown(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         match self {
             Self::Flood {
                 children,

@@ -109,7 +109,7 @@ fn run(line: &Line) -> Result<(), Failure> {
     if let Some(only) = &line.only {
         let mut named = sides.iter_mut().filter(|side| side.name() == only);
         let side = named.next().ok_or("there is no such side")?;
-        return print(&side.run(&line.load)?.shown());
+        return print(&side.run(&line.load)?.to_json());
     }
     let mut seen: Vec<Vec<Figures>> = sides.iter().map(|_| Vec::new()).collect();
     for round in 1..=line.rounds {
@@ -118,9 +118,9 @@ fn run(line: &Line) -> Result<(), Failure> {
             print(&json!({
                 "side": side.name(),
                 "round": round,
-                "load": line.load.shown(),
-                "manner": line.manner.shown(),
-                "figures": figures.shown(),
+                "load": line.load.to_json(),
+                "manner": line.manner.to_json(),
+                "figures": figures.to_json(),
             }))?;
             seen.push(figures);
         }
@@ -139,8 +139,8 @@ fn run(line: &Line) -> Result<(), Failure> {
             }
             print(&json!({
                 "ratio": format!("{}/{}", sides[of].name(), sides[to].name()),
-                "load": line.load.shown(),
-                "manner": line.manner.shown(),
+                "load": line.load.to_json(),
+                "manner": line.manner.to_json(),
                 "medians": medians,
             }))?;
         }

@@ -61,7 +61,7 @@ fn sdk(drill: &Drill, steps: &Value) -> Vec<Value> {
     came
 }
 
-fn says(came: &Value, part: &str) -> bool {
+fn message_contains(came: &Value, part: &str) -> bool {
     came["said"]
         .as_str()
         .is_some_and(|said| said.contains(part))
@@ -90,7 +90,7 @@ fn the_client_of_the_python_sdk_prompts_is_asked_cancels_and_loads() {
         assert_eq!(came[0]["version"], 1);
         let session = came[0]["session"].as_str().expect("a session");
         assert_eq!(came[1]["stop"], "end_turn", "{came:?}");
-        assert!(says(&came[1], "hello"), "{came:?}");
+        assert!(message_contains(&came[1], "hello"), "{came:?}");
         assert_eq!(came[1]["asked"].as_array().map(Vec::len), Some(1));
         let kinds = came[1]["kinds"].to_string();
         assert!(kinds.contains("tool_call_update"), "{kinds}");
@@ -98,7 +98,7 @@ fn the_client_of_the_python_sdk_prompts_is_asked_cancels_and_loads() {
         assert_eq!(came[3]["asked"].as_array().map(Vec::len), Some(1));
         assert_eq!(came[4]["stop"], "cancelled", "{came:?}");
         assert_eq!(came[6]["stop"], "cancelled", "{came:?}");
-        assert!(says(&came[7], "after"), "{came:?}");
+        assert!(message_contains(&came[7], "after"), "{came:?}");
         let copy = drill.state().join("copies").join(session);
         let written = std::fs::read_to_string(copy.join("a.txt"));
         assert_eq!(written.expect("allowed"), "one\n");
@@ -123,7 +123,10 @@ fn the_client_of_the_python_sdk_prompts_is_asked_cancels_and_loads() {
             "{user}"
         );
         assert_eq!(came[2]["stop"], "end_turn");
-        assert!(says(&came[2], "say after"), "{dialect}: {came:?}");
+        assert!(
+            message_contains(&came[2], "say after"),
+            "{dialect}: {came:?}"
+        );
         let prompts = "SELECT kind FROM events WHERE kind = 'prompt_accepted'";
         assert_eq!(editors::text(&drill, prompts).len(), 6, "{dialect}");
         assert!(editors::text(&drill, "SELECT kind FROM events").len() > before);

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use crate::chat_client::Daemon;
 use crate::cluster::Cluster;
-use crate::fleet::files::{HISTORY, drill, said, versions, write};
+use crate::fleet::files::{HISTORY, assert_reply_contains, drill, versions, write};
 
 #[test]
 fn a_server_keeps_the_versions_and_without_it_nothing_is_written() {
@@ -16,7 +16,7 @@ fn a_server_keeps_the_versions_and_without_it_nothing_is_written() {
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("mode");
     let daemon = Daemon::start(&drill);
     let chat = daemon.create("say one");
-    said(
+    assert_reply_contains(
         &daemon,
         &chat,
         &write("a.txt", "kept\n", ""),
@@ -25,7 +25,7 @@ fn a_server_keeps_the_versions_and_without_it_nothing_is_written() {
     assert!(!drill.state().join("store.db").exists());
     cluster.stop();
     let gone = write("a.txt", "not kept\n", "");
-    said(
+    assert_reply_contains(
         &daemon,
         &chat,
         &gone,
@@ -36,7 +36,7 @@ fn a_server_keeps_the_versions_and_without_it_nothing_is_written() {
     let unseen = daemon.get(&format!("{HISTORY}/a.txt"));
     assert_eq!(unseen.status, 503, "{unseen:?}");
     cluster.start();
-    said(&daemon, &chat, &gone, "it is version 2 now");
+    assert_reply_contains(&daemon, &chat, &gone, "it is version 2 now");
     assert_eq!(versions(&daemon, "a.txt").len(), 2);
     let log = drill.log("stderr.log");
     assert!(!log.contains("secret-of-the-store"), "{log}");

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::api::door::{Door, POOL};
+use crate::api::api_daemon::{ApiDaemon, POOL};
 
 /// What it looks for: no failure of ours, and nothing that the document does not say.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
@@ -18,8 +18,8 @@ fn the_document_says_what_happens() {
         "`tests/run schemathesis` installs {}",
         tool.display()
     );
-    let door = Door::of(POOL);
-    let begun = door.post("/workspaces/main/chats", r#"{"goal": "say hello"}"#);
+    let api = ApiDaemon::of(POOL);
+    let begun = api.post("/workspaces/main/chats", r#"{"goal": "say hello"}"#);
     assert_eq!(begun.status, 201, "{begun:?}");
     let chat = begun.json()["chat_id"].clone();
     let dir = tempfile::tempdir().expect("a directory");
@@ -34,8 +34,8 @@ fn the_document_says_what_happens() {
         .args(["--kill-after=10", "900"])
         .arg(tool)
         .args(["--config-file", "schemathesis.toml", "run"])
-        .arg(format!("http://{}/api/v1/openapi.json", door.address))
-        .args(["--header", &format!("Authorization: Bearer {}", door.token)])
+        .arg(format!("http://{}/api/v1/openapi.json", api.address))
+        .args(["--header", &format!("Authorization: Bearer {}", api.token)])
         .args(["--checks", CHECKS, "--phases", "examples,coverage,fuzzing"])
         .args(["--max-examples", "8", "--seed", "7", "--workers", "1"])
         .args(["--request-timeout", "60", "--no-color"])
@@ -57,5 +57,5 @@ fn the_document_says_what_happens() {
         ran.status,
         String::from_utf8_lossy(&ran.stderr)
     );
-    assert_eq!(door.see("/fleet")["ready"], true, "it still works");
+    assert_eq!(api.see("/fleet")["ready"], true, "it still works");
 }

@@ -160,7 +160,7 @@ fn text(lines: &[Value]) -> String {
 }
 
 /// The last item of that type that ended.
-fn ended<'a>(lines: &'a [Value], kind: &str) -> &'a Value {
+fn last_completed_item<'a>(lines: &'a [Value], kind: &str) -> &'a Value {
     let ends = params(lines, "item/completed");
     let ends = ends.into_iter().map(|params| &params["item"]);
     let mut ends = ends.filter(|item| item["type"] == kind);
@@ -256,14 +256,14 @@ fn a_turn_has_the_shape_of_the_protocol() {
             "turn/completed",
         ]
     );
-    let change = ended(&turn, "fileChange");
+    let change = last_completed_item(&turn, "fileChange");
     let path = client.agent.path().join("sub/a.txt");
     assert_eq!(change["status"], "completed");
     assert_eq!(
         change["changes"],
         json!([{"path": path, "kind": {"type": "add"}, "diff": "hello\n"}])
     );
-    let command = ended(&turn, "commandExecution");
+    let command = last_completed_item(&turn, "commandExecution");
     assert_eq!(command["command"], "bash -c 'cat sub/a.txt'");
     assert_eq!(
         (&command["aggregatedOutput"], &command["exitCode"]),
@@ -276,7 +276,7 @@ fn a_turn_has_the_shape_of_the_protocol() {
     assert_eq!(request["itemId"], command["id"]);
     assert!(text(&turn).ends_with("all done\n"), "{}", text(&turn));
     assert_eq!(
-        ended(&turn, "agentMessage")["text"]
+        last_completed_item(&turn, "agentMessage")["text"]
             .as_str()
             .map(|text| text.ends_with("all done\n")),
         Some(true)
@@ -288,7 +288,7 @@ fn a_turn_has_the_shape_of_the_protocol() {
     );
     // What changes a file that is there says how.
     let turn = client.turn("write sub/a.txt bye");
-    let change = &ended(&turn, "fileChange")["changes"][0];
+    let change = &last_completed_item(&turn, "fileChange")["changes"][0];
     assert_eq!(change["kind"]["type"], "update");
     assert_eq!(change["diff"], "@@ -1,1 +1,1 @@\n-hello\n+bye\n");
     // Tokens are the thread's.
@@ -353,7 +353,10 @@ fn an_interrupt_withdraws_what_is_open_and_finds_nothing_else() {
     client.until("serverRequest/resolved");
     client.interrupt();
     let rest = client.rest();
-    assert_eq!(ended(&rest, "commandExecution")["status"], "failed");
+    assert_eq!(
+        last_completed_item(&rest, "commandExecution")["status"],
+        "failed"
+    );
 }
 
 #[test]
@@ -365,7 +368,10 @@ fn it_withdraws_a_request_by_itself() {
     assert_eq!(resolved["method"], "serverRequest/resolved");
     assert_eq!(resolved["params"]["requestId"], asked["id"]);
     let rest = client.rest();
-    assert_eq!(ended(&rest, "commandExecution")["status"], "declined");
+    assert_eq!(
+        last_completed_item(&rest, "commandExecution")["status"],
+        "declined"
+    );
     assert!(text(&rest).contains("on\n"));
     assert!(!client.agent.path().join("never").exists());
 }

@@ -9,6 +9,7 @@
 mod acp;
 mod acp_load;
 mod acp_sessions;
+mod behaviour;
 mod claude;
 mod client;
 mod codex;
@@ -17,6 +18,5 @@ mod drills;
 mod ledgers;
 mod load;
 mod loaf;
-mod manners;
 mod memory;
 mod steps;

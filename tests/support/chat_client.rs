@@ -205,7 +205,7 @@ impl Daemon {
 
 /// An event of a stream.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct StreamEvent {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) data: Value,
@@ -221,7 +221,7 @@ pub(crate) struct Sse {
 
 impl Sse {
     /// The next event, if one comes in time; `None` also at the end of the stream.
-    pub(crate) fn next(&mut self, most: Duration) -> Option<Told> {
+    pub(crate) fn next(&mut self, most: Duration) -> Option<StreamEvent> {
         let end = Instant::now() + most;
         loop {
             while let Some(block) = self.block() {
@@ -271,7 +271,11 @@ impl Sse {
     }
 
     /// All events up to the first that passes the check.
-    pub(crate) fn until(&mut self, what: &str, check: impl Fn(&Told) -> bool) -> Vec<Told> {
+    pub(crate) fn until(
+        &mut self,
+        what: &str,
+        check: impl Fn(&StreamEvent) -> bool,
+    ) -> Vec<StreamEvent> {
         let mut all = Vec::new();
         loop {
             let Some(told) = self.next(LONG) else {
@@ -286,12 +290,12 @@ impl Sse {
     }
 
     /// All events up to the end of that turn.
-    pub(crate) fn turn(&mut self, turn: &str) -> Vec<Told> {
+    pub(crate) fn turn(&mut self, turn: &str) -> Vec<StreamEvent> {
         self.until("the end of a turn", |told| told.data["turn_id"] == *turn)
     }
 
     /// All events up to the next end of a turn.
-    pub(crate) fn any_turn(&mut self) -> Vec<Told> {
+    pub(crate) fn any_turn(&mut self) -> Vec<StreamEvent> {
         self.until("the end of a turn", |told| {
             matches!(told.name.as_str(), "done" | "stopped")
                 || told.name == "error" && !told.data["outcome"].is_null()
@@ -299,7 +303,7 @@ impl Sse {
     }
 }
 
-fn read_block(block: &str) -> Option<Told> {
+fn read_block(block: &str) -> Option<StreamEvent> {
     let (mut id, mut name, mut data) = (None, String::new(), None);
     for line in block.lines() {
         match line.split_once(": ") {
@@ -309,7 +313,7 @@ fn read_block(block: &str) -> Option<Told> {
             _ => {}
         }
     }
-    Some(Told {
+    Some(StreamEvent {
         id: id?,
         name,
         data: serde_json::from_str(data?).expect("JSON"),
@@ -317,7 +321,7 @@ fn read_block(block: &str) -> Option<Told> {
 }
 
 /// The concatenated text of these events.
-pub(crate) fn text(events: &[Told]) -> String {
+pub(crate) fn text(events: &[StreamEvent]) -> String {
     let chunks = events.iter().filter(|told| told.name == "chunk");
     chunks
         .filter_map(|told| told.data["text"].as_str())
@@ -325,7 +329,7 @@ pub(crate) fn text(events: &[Told]) -> String {
 }
 
 /// Their names, without repetitions in a row.
-pub(crate) fn names(events: &[Told]) -> Vec<&str> {
+pub(crate) fn names(events: &[StreamEvent]) -> Vec<&str> {
     let mut names: Vec<&str> = events.iter().map(|told| told.name.as_str()).collect();
     names.dedup();
     names

@@ -157,7 +157,7 @@ pub(crate) async fn run(plan: LaunchPlan) -> Result<ProgramOutput, RunError> {
 }
 
 /// The output of a script in a sandbox. Its stderr must be empty.
-pub(crate) async fn says(request: &SandboxRequest<'_>, script: &str) -> String {
+pub(crate) async fn script_output(request: &SandboxRequest<'_>, script: &str) -> String {
     let finished = run(walled(request, script)).await.unwrap();
     assert_eq!(
         String::from_utf8_lossy(&finished.stderr),

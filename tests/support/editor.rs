@@ -14,7 +14,7 @@ const LINES: usize = 1 << 16;
 
 /// The answer to a permission request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Says {
+pub(crate) enum PermissionAnswer {
     Allow,
     Reject,
     /// The protocol's answer for a request that nobody decided.
@@ -33,7 +33,7 @@ pub(crate) struct Editor {
     stdin: Option<ChildStdin>,
     lines: Receiver<Value>,
     next: u64,
-    pub(crate) says: Says,
+    pub(crate) says: PermissionAnswer,
     /// Every `session/update`, in order.
     pub(crate) updates: Vec<Value>,
     /// The parameters of every permission request.
@@ -82,7 +82,7 @@ impl Editor {
             child,
             lines,
             next: 100,
-            says: Says::Allow,
+            says: PermissionAnswer::Allow,
             updates: Vec::new(),
             asked: Vec::new(),
             replies: Vec::new(),
@@ -134,12 +134,12 @@ impl Editor {
             self.asked.push(line["params"].clone());
             let selected = |option: &str| json!({"outcome": "selected", "optionId": option});
             let outcome = match self.says {
-                Says::Allow => selected("allow"),
-                Says::Reject => selected("reject"),
-                Says::Other => selected("allow_always"),
-                Says::Cancelled => json!({"outcome": "cancelled"}),
-                Says::Nothing => return,
-                Says::Error => {
+                PermissionAnswer::Allow => selected("allow"),
+                PermissionAnswer::Reject => selected("reject"),
+                PermissionAnswer::Other => selected("allow_always"),
+                PermissionAnswer::Cancelled => json!({"outcome": "cancelled"}),
+                PermissionAnswer::Nothing => return,
+                PermissionAnswer::Error => {
                     let error = json!({"code": -32603, "message": "no"});
                     return self.line(&json!({"jsonrpc": "2.0", "id": line["id"], "error": error}));
                 }
@@ -206,7 +206,7 @@ impl Editor {
     }
 
     /// The agent's text since the last call.
-    pub(crate) fn said(&mut self) -> String {
+    pub(crate) fn take_agent_text(&mut self) -> String {
         let updates = std::mem::take(&mut self.updates);
         let texts = updates.iter().filter_map(|update| {
             let update = &update["update"];

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Seen;
+use super::WireMessage;
 use crate::Failure;
 
 /// The first line of a conversation.
@@ -102,7 +102,7 @@ struct Outcome<'a> {
 }
 
 /// Parses one line. The script agent writes its tags first, always in this order.
-pub(super) fn parse(line: &[u8]) -> Result<Seen<'_>, Failure> {
+pub(super) fn parse(line: &[u8]) -> Result<WireMessage<'_>, Failure> {
     let strange = || format!("no message: {}", String::from_utf8_lossy(line));
     let rest = line
         .strip_prefix(br#"{"jsonrpc":"2.0","#)
@@ -122,32 +122,32 @@ pub(super) fn parse(line: &[u8]) -> Result<Seen<'_>, Failure> {
     // The ids of the bench's own requests are texts.
     let reply: Reply<'_> = serde_json::from_slice(line)?;
     Ok(match (&*reply.id, reply.result.session_id) {
-        ("initialize", _) => Seen::Ready,
-        ("new", Some(session)) => Seen::Session(session),
-        ("prompt", _) => Seen::TurnEnd,
+        ("initialize", _) => WireMessage::Ready,
+        ("new", Some(session)) => WireMessage::Session(session),
+        ("prompt", _) => WireMessage::TurnEnd,
         _ => return Err(strange().into()),
     })
 }
 
-fn update<'a>(tag: &[u8], line: &'a [u8]) -> Result<Seen<'a>, Failure> {
+fn update<'a>(tag: &[u8], line: &'a [u8]) -> Result<WireMessage<'a>, Failure> {
     Ok(match tag {
         b"agent_message_chunk" => {
             let said: Notification<'_, Chunk<'_>> = serde_json::from_slice(line)?;
             black_box((&said.jsonrpc, &said.params.session_id));
-            Seen::Text(said.params.update.content.text)
+            WireMessage::Text(said.params.update.content.text)
         }
         b"tool_call" | b"tool_call_update" => {
             let said: Notification<'_, Call<'_>> = serde_json::from_slice(line)?;
             let call = said.params.update;
             black_box((&call.tool_call_id, &call.title, &call.status));
             black_box((call.raw_input, call.raw_output));
-            Seen::Other
+            WireMessage::Other
         }
-        _ => Seen::Other,
+        _ => WireMessage::Other,
     })
 }
 
-fn allow<'a>(request: &Request<'_>) -> Result<Seen<'a>, Failure> {
+fn allow<'a>(request: &Request<'_>) -> Result<WireMessage<'a>, Failure> {
     let params = &request.params;
     black_box((&params.session_id, &params.tool_call));
     let once = params
@@ -156,7 +156,7 @@ fn allow<'a>(request: &Request<'_>) -> Result<Seen<'a>, Failure> {
         .find(|option| option.kind == "allow_once");
     let once = &once.ok_or("a request that cannot be allowed")?.option_id;
     let id = request.id.get();
-    Ok(Seen::Request(format!(
+    Ok(WireMessage::Request(format!(
         "{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"outcome\":{{\"outcome\":\"selected\",\"optionId\":\"{once}\"}}}}}}\n"
     )))
 }

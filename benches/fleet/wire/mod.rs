@@ -18,7 +18,7 @@ pub(crate) enum Wire {
 
 /// A message that the reader must act on.
 #[derive(Debug)]
-pub(crate) enum Seen<'a> {
+pub(crate) enum WireMessage<'a> {
     /// The child has identified itself.
     Ready,
     /// The id of the requested session.
@@ -41,7 +41,7 @@ impl Wire {
     }
 
     /// Parses one line.
-    pub(crate) fn parse(self, line: &[u8]) -> Result<Seen<'_>, Failure> {
+    pub(crate) fn parse(self, line: &[u8]) -> Result<WireMessage<'_>, Failure> {
         match self {
             Self::Scaiflux => scaiflux::parse(line),
             Self::Acp => acp::parse(line),

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Seen;
+use super::WireMessage;
 use crate::Failure;
 
 #[derive(Debug, Deserialize)]
@@ -51,7 +51,7 @@ struct PermissionRequest<'a> {
 }
 
 /// Parses one line.
-pub(super) fn parse(line: &[u8]) -> Result<Seen<'_>, Failure> {
+pub(super) fn parse(line: &[u8]) -> Result<WireMessage<'_>, Failure> {
     // Every message of the script agent begins with its tag.
     let tag = line
         .strip_prefix(br#"{"type":""#)
@@ -61,27 +61,27 @@ pub(super) fn parse(line: &[u8]) -> Result<Seen<'_>, Failure> {
         b"text_delta" => {
             let text: TextDelta<'_> = serde_json::from_slice(line)?;
             black_box(&text.turn_id);
-            Seen::Text(text.delta)
+            WireMessage::Text(text.delta)
         }
         b"permission_request" => {
             let request: PermissionRequest<'_> = serde_json::from_slice(line)?;
             black_box((&request.tool, request.details));
-            Seen::Request(allow(&request.request_id))
+            WireMessage::Request(allow(&request.request_id))
         }
         b"tool_start" => {
             let start: ToolStart<'_> = serde_json::from_slice(line)?;
             black_box((&start.turn_id, &start.tool_id, &start.name, start.input));
-            Seen::Other
+            WireMessage::Other
         }
         b"tool_result" => {
             let end: ToolResult<'_> = serde_json::from_slice(line)?;
             black_box((&end.tool_id, &end.output, end.is_error, end.duration_s));
-            Seen::Other
+            WireMessage::Other
         }
-        b"ready" => Seen::Ready,
-        b"turn_complete" => Seen::TurnEnd,
+        b"ready" => WireMessage::Ready,
+        b"turn_complete" => WireMessage::TurnEnd,
         b"error" => return Err(String::from_utf8_lossy(line).into_owned().into()),
-        _ => Seen::Other,
+        _ => WireMessage::Other,
     })
 }
 

@@ -30,7 +30,7 @@ struct Order {
 
 /// The messages of all children together.
 #[derive(Debug, Default)]
-struct Heard {
+struct Received {
     events: AtomicU64,
     reports: Mutex<Vec<String>>,
 }
@@ -54,7 +54,7 @@ impl Moment {
 async fn main() -> Result<(), Box<dyn Error>> {
     let order = std::env::args().nth(1).ok_or("an order as the argument")?;
     let order: Arc<Order> = Arc::new(serde_json::from_str(&order)?);
-    let heard = Arc::new(Heard::default());
+    let heard = Arc::new(Received::default());
     let ready = Arc::new(Barrier::new(order.children + 1));
     let go = Arc::new(Barrier::new(order.children + 1));
     let spawning = Instant::now();
@@ -95,7 +95,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 async fn drive(
     order: Arc<Order>,
-    heard: Arc<Heard>,
+    heard: Arc<Received>,
     (ready, go): (Arc<Barrier>, Arc<Barrier>),
     later: Duration,
     ended: Arc<Lock<Option<Moment>>>,
@@ -153,7 +153,7 @@ async fn drive(
         .await
 }
 
-fn take(heard: &Heard, update: SessionUpdate) {
+fn take(heard: &Received, update: SessionUpdate) {
     heard.events.fetch_add(1, Ordering::Relaxed);
     if let SessionUpdate::AgentMessageChunk(chunk) = update
         && let ContentBlock::Text(text) = chunk.content

@@ -116,7 +116,7 @@ pub(crate) fn start(drill: &Drill, key: &str, name: &str, tasks: &[(&str, &str)]
 }
 
 /// Everything that a run said, for a failed assertion.
-pub(crate) fn said(drill: &Drill, name: &str) -> String {
+pub(crate) fn run_output(drill: &Drill, name: &str) -> String {
     let part = |end: &str| drill.log(&format!("{name}.{end}"));
     format!("{}\n{}\n{}", part("out"), part("err"), part("results"))
 }
@@ -125,7 +125,7 @@ pub(crate) fn said(drill: &Drill, name: &str) -> String {
 pub(crate) fn result(drill: &Drill, name: &str, id: &str) -> Value {
     let results = drill.results(&format!("{name}.results"));
     let found = results.into_iter().find(|result| result["id"] == id);
-    found.unwrap_or_else(|| panic!("no result of {id}: {}", said(drill, name)))
+    found.unwrap_or_else(|| panic!("no result of {id}: {}", run_output(drill, name)))
 }
 
 /// The file of a task's copy.
@@ -189,7 +189,7 @@ pub(crate) fn until_asleep(drill: &Drill, name: &str, seconds: &str) -> BTreeSet
         assert!(
             since.elapsed() < PATIENCE,
             "no {what}: {}",
-            said(drill, name)
+            run_output(drill, name)
         );
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::agents::bench::{
     Model, PATIENCE, alone, assert_no_file_with_key, assert_without_key, events, in_copy, kill,
-    oldest, result, said, start, tools, until_asleep, until_gone,
+    oldest, result, run_output, start, tools, until_asleep, until_gone,
 };
 use crate::agents::five::POLICY;
 use crate::agents::table;
@@ -87,7 +87,7 @@ fn claude_code_works_is_refused_and_interrupted() {
     assert_without_key(&inside, &model.key);
     running.signal("INT");
     let code = running.wait(PATIENCE);
-    let all = said(&drill, "first");
+    let all = run_output(&drill, "first");
     assert_eq!(code, Some(1), "{all}");
     until_gone(&inside);
     assert!(drill.agents().is_empty());
@@ -136,7 +136,7 @@ fn claude_code_works_is_refused_and_interrupted() {
     assert_no_file_with_key(&drill.state(), &model.key);
     drill.assert_dense();
 
-    let told = table::told(NAME);
+    let told = table::agent_row(NAME);
     assert_eq!(told["state"], "installed", "{told}");
     let row = format!(
         "| {NAME} | {} | {}: {} | `touch`: asked, allowed | `mkdir denied`: asked, denied, no effect; the call's result is the reason | cancelled, killed, next prompt served in the same session | none inside |",
@@ -166,7 +166,7 @@ fn claude_code_goes_on_with_its_session_after_a_kill() {
     kill(oldest(&drill));
     until_gone(&inside);
     let code = running.wait(PATIENCE);
-    let all = said(&drill, "second");
+    let all = run_output(&drill, "second");
     assert_eq!(code, Some(1), "{all}");
     let outcome = |id: &str| result(&drill, "second", id)["outcome"].clone();
     assert_eq!(outcome("before"), "done", "{all}");
@@ -219,7 +219,7 @@ fn hooks_of_a_workspace_answer_nothing_in_the_supervisors_place() {
         ],
     );
     let _ = running.wait(PATIENCE);
-    let all = said(&drill, "hooks");
+    let all = run_output(&drill, "hooks");
     let (touch, deny) = (
         result(&drill, "hooks", "touch"),
         result(&drill, "hooks", "deny"),
@@ -266,7 +266,7 @@ env       = {{ set = {{ DRILL = "MARK", ANTHROPIC_API_KEY = "none", CLAUDE_CODE_
         &[("one", "SAY: one"), ("two", "SAY: two")],
     );
     let code = running.wait(PATIENCE);
-    let all = said(&drill, "older");
+    let all = run_output(&drill, "older");
     assert_eq!(code, Some(1), "{all}");
     let one = result(&drill, "older", "one");
     assert_eq!(one["outcome"], "failed", "{all}");

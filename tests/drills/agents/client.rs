@@ -4,7 +4,9 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::agents::bench::{Model, PATIENCE, alone, events, in_copy, result, said, start, tools};
+use crate::agents::bench::{
+    Model, PATIENCE, alone, events, in_copy, result, run_output, start, tools,
+};
 use crate::agents::five::{GEMINI, Kind, OPENCODE};
 use crate::drill::Drill;
 
@@ -99,8 +101,8 @@ fn by_client(drill: &Drill, session: &str) -> Vec<Called> {
 }
 
 /// What became of both files. Gives everything that the run said, and the session.
-fn written(drill: &Drill) -> (String, String) {
-    let all = said(drill, "writes");
+fn check_written_files(drill: &Drill) -> (String, String) {
+    let all = run_output(drill, "writes");
     let of = |id: &str, file: &str| {
         let copy = in_copy(&result(drill, "writes", id), file);
         fs::read_to_string(copy).expect("a file")
@@ -120,7 +122,7 @@ type Called = (String, String, String);
 
 /// The same where the agent writes by its client. Gives its calls.
 fn check(drill: &Drill) -> (String, Vec<Called>) {
-    let (all, session) = written(drill);
+    let (all, session) = check_written_files(drill);
     let called = by_client(drill, &session);
     assert!(
         called.contains(&write("open.txt", "allow")),
@@ -171,6 +173,6 @@ fn gemini_that_does_not_ask_is_denied_what_it_writes_by_its_client() {
 #[test]
 fn opencode_writes_what_the_policy_allows() {
     let _alone = alone();
-    let (all, session) = written(&wrote(&OPENCODE, "", &[]));
+    let (all, session) = check_written_files(&wrote(&OPENCODE, "", &[]));
     assert!(!session.is_empty(), "{all}");
 }

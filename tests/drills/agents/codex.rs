@@ -13,7 +13,7 @@ use std::thread;
 use serde_json::Value;
 
 use crate::agents::bench::{
-    Model, PATIENCE, alone, events, in_copy, kill, oldest, result, said, start, tools,
+    Model, PATIENCE, alone, events, in_copy, kill, oldest, result, run_output, start, tools,
     until_asleep, until_gone,
 };
 use crate::agents::five::{Kind, Refusal, works};
@@ -185,7 +185,7 @@ fn changes_to_files_are_judged_whole_and_a_denial_is_explained_before_the_next_p
     ];
     let mut running = start(&drill, &model.key, "patches", &tasks);
     let code = running.wait(PATIENCE);
-    let all = said(&drill, "patches");
+    let all = run_output(&drill, "patches");
     assert_eq!(code, Some(1), "{all}");
     let of = |id: &str| result(&drill, "patches", id);
     for id in ["good", "moved", "gone", "after"] {
@@ -258,7 +258,7 @@ fn a_thread_goes_on_in_a_new_process_and_remembers() {
     kill(oldest(&drill));
     until_gone(&inside);
     let code = running.wait(PATIENCE);
-    let all = said(&drill, "memory");
+    let all = run_output(&drill, "memory");
     assert_eq!(code, Some(1), "{all}");
     assert_eq!(result(&drill, "memory", "kill")["outcome"], "lost", "{all}");
     let next = result(&drill, "memory", "next");
@@ -306,7 +306,7 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
 "#,
         tools().display().to_string(),
     ));
-    given(&drill);
+    give_workspace_to_nobody(&drill);
     let ran = drill.run(&["run", "--results", "results.jsonl", "hello"]);
     let all = ran.all();
     assert_ne!(ran.code, Some(0), "{all}");
@@ -323,7 +323,7 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
 }
 
 /// No agent writes in a directory of root's.
-fn given(drill: &Drill) {
+fn give_workspace_to_nobody(drill: &Drill) {
     if rustix::process::geteuid().is_root() {
         let status = Command::new("chown")
             .args(["-R", "65534:65534"])

@@ -58,7 +58,7 @@ const METHODS: &[(&str, &[&str])] = &[
 ];
 
 /// The members and words that are used.
-const WORDS: &[(&str, &[&str])] = &[
+const USED_MEMBERS: &[(&str, &[&str])] = &[
     (
         "v2/ThreadStartParams.json",
         &[
@@ -129,7 +129,7 @@ const WORDS: &[(&str, &[&str])] = &[
 
 /// What a request for a command may have. A member that is new would make every command that has it an
 /// unknown tool, and is to be looked at.
-const ASKED: &[&str] = &[
+const COMMAND_REQUEST_MEMBERS: &[&str] = &[
     "approvalId",
     "command",
     "commandActions",
@@ -187,7 +187,7 @@ fn the_programs_own_schema_has_what_is_used() {
             assert!(there.iter().any(|of| of == method), "{file} lacks {method}");
         }
     }
-    for (file, used) in WORDS {
+    for (file, used) in USED_MEMBERS {
         let text = read(&out, file).to_string();
         for word in *used {
             assert!(text.contains(&format!("\"{word}\"")), "{file} lacks {word}");
@@ -197,7 +197,7 @@ fn the_programs_own_schema_has_what_is_used() {
     let members = asked["properties"].as_object().expect("members");
     let mut members: Vec<&str> = members.keys().map(String::as_str).collect();
     members.sort_unstable();
-    assert_eq!(members, ASKED);
+    assert_eq!(members, COMMAND_REQUEST_MEMBERS);
 }
 
 /// The script agent as Codex, each of whose lines is held against the schema.

@@ -1,6 +1,6 @@
 //! Where an agent's shell begins its next command: as its preset says, and judged there.
 
-use crate::agents::bench::{Model, PATIENCE, alone, events, in_copy, result, said, start};
+use crate::agents::bench::{Model, PATIENCE, alone, events, in_copy, result, run_output, start};
 use crate::agents::codex::SERVER;
 use crate::agents::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE, drill};
 
@@ -22,7 +22,7 @@ fn keeps_its_directory(kind: &Kind, keeps: Keeps) {
     let tasks = [("here", here), ("next", next)];
     let mut running = start(&drill, &model.key, "moves", &tasks);
     let _ = running.wait(PATIENCE);
-    let all = said(&drill, "moves");
+    let all = run_output(&drill, "moves");
     let here = result(&drill, "moves", "here");
     assert_eq!(here["outcome"], "done", "{all}");
     let there = |file: &str| in_copy(&here, file).exists();

@@ -7,7 +7,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::agents::bench::{Model, PATIENCE, alone, events, in_copy, result, said, start, tools};
+use crate::agents::bench::{
+    Model, PATIENCE, alone, events, in_copy, result, run_output, start, tools,
+};
 use crate::agents::codex::SERVER;
 use crate::agents::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE, Refusal};
 use crate::agents::table;
@@ -123,7 +125,7 @@ fn uses_our_tools(taker: &Taker) {
     let drill = drill(taker, &model);
     let mut running = start(&drill, &model.key, "tools", &[("one", SCRIPT)]);
     let _ = running.wait(PATIENCE);
-    let said = said(&drill, "tools");
+    let said = run_output(&drill, "tools");
     let result = result(&drill, "tools", "one");
     let text = fs::read_to_string(in_copy(&result, "a.txt"));
     assert_eq!(text.ok().as_deref(), Some("one three\n"), "{said}");
@@ -239,7 +241,7 @@ fn asked_as_known(taker: &Taker, drill: &Drill, session: &str) {
 
 /// Compares the row of an agent with the committed one, or writes it.
 fn check(taker: &Taker) {
-    let told = table::told(taker.kind.name);
+    let told = table::agent_row(taker.kind.name);
     let asks = if taker.asks {
         "asks before each call; it is let, and the call is judged when it comes"
     } else {

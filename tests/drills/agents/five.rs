@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::agents::bench::{
     Model, PATIENCE, alone, assert_no_file_with_key, assert_without_key, events, in_copy, kill,
-    oldest, result, said, start, tools, until_asleep, until_gone,
+    oldest, result, run_output, start, tools, until_asleep, until_gone,
 };
 use crate::agents::table;
 use crate::drill::Drill;
@@ -126,7 +126,10 @@ pub(crate) fn works(kind: &Kind) {
     second_life(&drill, &model);
     assert_no_file_with_key(&drill.state(), &model.key);
     for name in ["first", "second"] {
-        assert!(!said(&drill, name).contains(&model.key), "the key was said");
+        assert!(
+            !run_output(&drill, name).contains(&model.key),
+            "the key was said"
+        );
     }
     drill.assert_dense();
     table::check(kind);
@@ -149,7 +152,7 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
     assert_without_key(&inside, &model.key);
     running.signal("INT");
     let code = running.wait(PATIENCE);
-    let all = said(drill, "first");
+    let all = run_output(drill, "first");
     assert_eq!(code, Some(1), "{all}");
     until_gone(&inside);
     assert!(drill.agents().is_empty());
@@ -237,7 +240,7 @@ fn second_life(drill: &Drill, model: &Model) {
     kill(oldest(drill));
     until_gone(&inside);
     let code = running.wait(PATIENCE);
-    let all = said(drill, "second");
+    let all = run_output(drill, "second");
     assert_eq!(code, Some(1), "{all}");
     assert_eq!(result(drill, "second", "kill")["outcome"], "lost", "{all}");
     let next = result(drill, "second", "next");

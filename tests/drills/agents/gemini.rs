@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::agents::bench::{Model, PATIENCE, alone, events, in_copy, result, said, start};
+use crate::agents::bench::{Model, PATIENCE, alone, events, in_copy, result, run_output, start};
 use crate::agents::five::{GEMINI, drill};
 use crate::drill::Drill;
 
@@ -49,7 +49,7 @@ fn the_title_that_is_judged_is_the_command_that_runs() {
         .map(|(id, prompt)| (*id, prompt.as_str()));
     let mut running = start(&drill, &model.key, "titles", &tasks);
     let _ = running.wait(2 * PATIENCE);
-    let all = said(&drill, "titles");
+    let all = run_output(&drill, "titles");
     for (number, (id, command, allowed)) in commands.iter().enumerate() {
         let result = result(&drill, "titles", id);
         let session = result["session"].as_str().expect("a session");

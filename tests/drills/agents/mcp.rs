@@ -8,19 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::{Value, json};
 
 use crate::agents::bench::{
-    Model, PATIENCE, alone, assert_no_file_with_key, assert_without_key, inside, result, said,
-    start, tools,
+    Model, PATIENCE, alone, assert_no_file_with_key, assert_without_key, inside, result,
+    run_output, start, tools,
 };
 use crate::agents::five::{CLAUDE, CODEX, Kind, POLICY};
 use crate::drill::{Drill, eventually};
 
 /// One request that came: its method of JSON-RPC, and the header that carries keys.
-type Came = (String, Option<String>);
+type ReceivedRequest = (String, Option<String>);
 
 /// A tool server by streamable HTTP, with one tool.
 struct Server {
     address: String,
-    came: Arc<Mutex<Vec<Came>>>,
+    came: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
 impl Server {
@@ -38,14 +38,14 @@ impl Server {
         Self { address, came }
     }
 
-    fn came(&self) -> Vec<Came> {
+    fn received_requests(&self) -> Vec<ReceivedRequest> {
         let came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
         came.clone()
     }
 }
 
 /// Answers one request.
-fn serve(stream: &TcpStream, told: &Mutex<Vec<Came>>) -> Option<()> {
+fn serve(stream: &TcpStream, told: &Mutex<Vec<ReceivedRequest>>) -> Option<()> {
     let mut reader = BufReader::new(stream);
     let mut head = String::new();
     reader.read_line(&mut head).ok()?;
@@ -135,7 +135,7 @@ file = "rehearsal.toml"
     let mut running = start(&drill, &model.key, "served", &tasks);
     let listed = || {
         server
-            .came()
+            .received_requests()
             .iter()
             .any(|(method, _)| method == "tools/list")
     };
@@ -144,8 +144,8 @@ file = "rehearsal.toml"
         assert!(
             !ended || listed(),
             "{:?}\n{}",
-            server.came(),
-            said(&drill, "served")
+            server.received_requests(),
+            run_output(&drill, "served")
         );
         listed()
     });
@@ -154,16 +154,16 @@ file = "rehearsal.toml"
         assert_without_key(&inside(&agents), &model.key);
     }
     let _ = running.wait(PATIENCE);
-    let all = said(&drill, "served");
+    let all = run_output(&drill, "served");
     assert_eq!(result(&drill, "served", "one")["outcome"], "done", "{all}");
     // Every request that reached the server has the key, which was nowhere inside.
     let bearer = format!("Bearer {}", model.key);
-    for (method, key) in server.came() {
+    for (method, key) in server.received_requests() {
         assert_eq!(key.as_deref(), Some(bearer.as_str()), "{method}");
     }
     assert!(
         server
-            .came()
+            .received_requests()
             .iter()
             .any(|(method, _)| method == "initialize")
     );

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::agents::bench::{
     Model, PATIENCE, alone, assert_no_file_with_key, assert_without_key, events, in_copy, kill,
-    oldest, result, said, start, tools, until_asleep, until_gone,
+    oldest, result, run_output, start, tools, until_asleep, until_gone,
 };
 use crate::drill::Drill;
 
@@ -78,7 +78,7 @@ fn pi_works_is_cancelled_and_comes_back_by_a_table_alone() {
     assert_without_key(&inside, &model.key);
     running.signal("INT");
     let code = running.wait(PATIENCE);
-    let all = said(&drill, "first");
+    let all = run_output(&drill, "first");
     assert_eq!(code, Some(1), "{all}");
     until_gone(&inside);
 
@@ -123,7 +123,7 @@ fn pi_works_is_cancelled_and_comes_back_by_a_table_alone() {
     kill(oldest(&drill));
     until_gone(&inside);
     let code = running.wait(PATIENCE);
-    let all = said(&drill, "second");
+    let all = run_output(&drill, "second");
     assert_eq!(code, Some(1), "{all}");
     assert_eq!(result(&drill, "second", "kill")["outcome"], "lost", "{all}");
     let next = result(&drill, "second", "next");

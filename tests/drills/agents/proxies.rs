@@ -10,8 +10,8 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use crate::agents::bench::{PATIENCE, alone, said, start, tools};
-use crate::agents::table::told;
+use crate::agents::bench::{PATIENCE, alone, run_output, start, tools};
+use crate::agents::table::agent_row;
 use crate::drill::Drill;
 
 /// A provider that no name server knows: only a proxy could reach it.
@@ -126,12 +126,15 @@ home_files = {{ {} }}
         running.signal("INT");
     }
     let _ = running.wait(Duration::from_secs(60));
-    let proxies = told(name)["proxies"].as_str().expect("a text").to_owned();
+    let proxies = agent_row(name)["proxies"]
+        .as_str()
+        .expect("a text")
+        .to_owned();
     let word = if through { "yes: " } else { "no: " };
     assert!(
         proxies.starts_with(word),
         "{name} is said to use proxies: {proxies}; seen: {through}, {seen:?}\n{}",
-        said(&drill, "proxied")
+        run_output(&drill, "proxied")
     );
 }
 

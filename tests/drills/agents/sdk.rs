@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::agents::bench::{
     Model, PATIENCE, alone, assert_no_file_with_key, assert_without_key, inside, kill, oldest,
-    result, said, start, tools, until_asleep, until_gone,
+    result, run_output, start, tools, until_asleep, until_gone,
 };
 use crate::agents::table;
 use crate::drill::{Drill, Ran, eventually};
@@ -111,7 +111,7 @@ fn python(size: usize, version: Option<u32>) -> Drill {
 }
 
 /// What reached the agent of a result: its own account, kept in its copy.
-fn heard(result: &Value) -> String {
+fn agent_account(result: &Value) -> String {
     let copy = result["workspace"].as_str().expect("a copy");
     fs::read_to_string(format!("{copy}/heard.txt")).expect("the agent's account")
 }
@@ -126,7 +126,10 @@ fn an_echo_agent_on_the_python_sdk_completes_its_tasks() {
         assert_eq!(result["outcome"], "done", "{}", ran.all());
         let answer = result["answer"].as_str().expect("an answer");
         assert!(prompts.contains(&answer), "{answer}");
-        assert_eq!(heard(result), "initialize 1\nsession/new\nsession/prompt\n");
+        assert_eq!(
+            agent_account(result),
+            "initialize 1\nsession/new\nsession/prompt\n"
+        );
     }
     drill.assert_dense();
     assert!(drill.agents().is_empty());
@@ -144,7 +147,7 @@ fn an_agent_that_answers_any_number_is_refused_before_a_session_if_it_is_not_our
         let both = [format!("version {version}"), "version 1".to_owned()];
         assert!(both.iter().all(|of| detail.contains(of)), "{detail}");
         assert!(ran.stderr.contains("parked"), "{}", ran.all());
-        assert_eq!(heard(&results[0]), "initialize 1\n");
+        assert_eq!(agent_account(&results[0]), "initialize 1\n");
     }
 }
 
@@ -177,7 +180,7 @@ fn ends_well(
     assert_without_key(&inside, &model.key);
     running.signal("INT");
     let code = running.wait(PATIENCE);
-    let all = said(drill, "first");
+    let all = run_output(drill, "first");
     assert_eq!(code, Some(1), "{all}");
     until_gone(&inside);
     assert_eq!(
@@ -192,7 +195,7 @@ fn ends_well(
     kill(oldest(drill));
     until_gone(&inside);
     let _ = running.wait(PATIENCE);
-    let all = said(drill, "second");
+    let all = run_output(drill, "second");
     assert_eq!(result(drill, "second", "kill")["outcome"], "lost", "{all}");
     let next = result(drill, "second", "next");
     let ended = next["outcome"].as_str().expect("an outcome");

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::agents::bench::{Model, PATIENCE, alone, in_copy, result, said, start};
+use crate::agents::bench::{Model, PATIENCE, alone, in_copy, result, run_output, start};
 use crate::agents::codex::SERVER;
 use crate::agents::five::{CLAUDE, CODEX, GEMINI, HERMES, Kind, OPENCODE, drill};
 use crate::drill::Drill;
@@ -291,7 +291,7 @@ fn runs_what_was_judged(kind: &Kind) {
     let tasks: Vec<(&str, &str)> = prompts.iter().map(|(id, p)| (*id, p.as_str())).collect();
     let mut running = start(&drill, &model.key, "facts", &tasks);
     let _ = running.wait(3 * PATIENCE);
-    let all = said(&drill, "facts");
+    let all = run_output(&drill, "facts");
     let records = records(&drill);
     // What Hermes runs is no call of its requests, so that nobody can say in which directory its shell
     // is by then: what is asked is seen as it is, and no rule allows it.

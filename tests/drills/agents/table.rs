@@ -14,7 +14,7 @@ fn page() -> PathBuf {
 }
 
 /// What `agents` says of an installed agent.
-pub(crate) fn told(name: &str) -> Value {
+pub(crate) fn agent_row(name: &str) -> Value {
     let dir = tools().join("five").join(name);
     let path = format!(
         "{}:{}:/usr/bin:/bin",
@@ -33,7 +33,7 @@ pub(crate) fn told(name: &str) -> Value {
 
 /// Compares the row of an agent that passed with the committed one, or writes it.
 pub(crate) fn check(kind: &Kind) {
-    let told = told(kind.name);
+    let told = agent_row(kind.name);
     assert_eq!(told["state"], "installed", "{told}");
     let touch = if kind.asks {
         "asked, allowed"

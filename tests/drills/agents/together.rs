@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::agents::bench::{self, Model, PATIENCE, alone, tools};
-use crate::chat_client::{Daemon, Told};
+use crate::chat_client::{Daemon, StreamEvent};
 use crate::drill::Drill;
 
 /// The agents, and the route of each.
@@ -111,7 +111,7 @@ env          = {{ set = {{ DRILL = "MARK" }} }}
 }
 
 /// No agent writes in a directory of root's.
-fn given(drill: &Drill) {
+fn give_workspace_to_nobody(drill: &Drill) {
     let status = Command::new("chown")
         .args(["-R", "65534:65534"])
         .arg(drill.workspace())
@@ -133,10 +133,10 @@ fn author(version: &Value) -> (&str, &str) {
 }
 
 /// All that is told of the work, up to its end.
-fn told(drill: &Drill, daemon: &Daemon, chat: &str) -> Vec<Told> {
+fn follow_to_end(drill: &Drill, daemon: &Daemon, chat: &str) -> Vec<StreamEvent> {
     let mut stream = daemon.follow(chat, None);
     let since = Instant::now();
-    let mut all: Vec<Told> = Vec::new();
+    let mut all: Vec<StreamEvent> = Vec::new();
     loop {
         let Some(told) = stream.next(Duration::from_secs(1)) else {
             let log = drill.log("stderr.log");
@@ -153,7 +153,7 @@ fn told(drill: &Drill, daemon: &Daemon, chat: &str) -> Vec<Told> {
 }
 
 /// Who had each item, by its text: every item was begun once, and done once.
-fn worked(events: &[Told]) -> BTreeMap<String, String> {
+fn worked(events: &[StreamEvent]) -> BTreeMap<String, String> {
     let mut worked = BTreeMap::new();
     let mut done = BTreeSet::new();
     for told in events.iter().filter(|told| told.name == "plan_step") {
@@ -182,7 +182,7 @@ fn three_agents_work_one_plan_and_lose_nothing_of_each_other() {
         items
     });
     fs::write(drill.workspace().join("plan.md"), &items).expect("a plan");
-    given(&drill);
+    give_workspace_to_nobody(&drill);
     let mut daemon = Daemon::start(&drill);
     let made = daemon.post(
         "/api/v1/workspaces/main/chats",
@@ -196,7 +196,7 @@ fn three_agents_work_one_plan_and_lose_nothing_of_each_other() {
     assert_eq!(made.status, 201, "{made:?}");
     let id = made.body["chat_id"].as_str().expect("an id").to_owned();
     let chat = format!("/api/v1/workspaces/main/chats/{id}");
-    let events = told(&drill, &daemon, &chat);
+    let events = follow_to_end(&drill, &daemon, &chat);
     let last = events.last().expect("an end");
     assert_eq!(
         last.name,

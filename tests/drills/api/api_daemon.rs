@@ -1,4 +1,4 @@
-//! A daemon, and plain HTTP with its owner's token.
+//! A daemon, and a plain HTTP client with its owner's token.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -30,7 +30,7 @@ env = { set = { DRILL = "MARK" } }
 "#;
 
 /// A daemon and its owner.
-pub(crate) struct Door {
+pub(crate) struct ApiDaemon {
     pub(crate) drill: Drill,
     pub(crate) daemon: Running,
     pub(crate) address: String,
@@ -39,13 +39,13 @@ pub(crate) struct Door {
 
 /// What came back.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) text: String,
 }
 
-impl Said {
+impl Response {
     /// The body.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {self:?}"))
@@ -72,7 +72,7 @@ impl Said {
     }
 }
 
-impl Door {
+impl ApiDaemon {
     pub(crate) fn of(pools: &str) -> Self {
         Self::open(Drill::new(pools))
     }
@@ -80,7 +80,7 @@ impl Door {
     pub(crate) fn open(drill: Drill) -> Self {
         let daemon = drill.start(&["up"]);
         let address = drill.address();
-        // It answers when its doors are open, and its token is there then.
+        // It answers when its listeners are open, and its token is there then.
         assert_eq!(drill.get("/healthz").0, 200);
         let token = fs::read_to_string(drill.state().join("http.token")).expect("a token");
         Self {
@@ -100,7 +100,7 @@ impl Door {
     }
 
     /// One request; `head` are further lines of its head.
-    pub(crate) fn plain(&self, line: &str, head: &[&str], body: &str) -> Said {
+    pub(crate) fn plain(&self, line: &str, head: &[&str], body: &str) -> Response {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.set_read_timeout(Some(LONG)).expect("a timeout");
         let head: String = head.iter().flat_map(|line| [*line, "\r\n"]).collect();
@@ -117,7 +117,7 @@ impl Door {
         let answer = String::from_utf8(answer).expect("text");
         let (head, text) = answer.split_once("\r\n\r\n").expect("a head");
         let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-        Said {
+        Response {
             status: status.expect("a status"),
             head: head.to_owned(),
             text: text.to_owned(),
@@ -128,7 +128,7 @@ impl Door {
         format!("Authorization: Bearer {}", self.token)
     }
 
-    pub(crate) fn get(&self, path: &str) -> Said {
+    pub(crate) fn get(&self, path: &str) -> Response {
         self.plain(&format!("GET /api/v1{path}"), &[&self.bearer()], "")
     }
 
@@ -140,7 +140,7 @@ impl Door {
         said.json()
     }
 
-    pub(crate) fn post(&self, path: &str, body: &str) -> Said {
+    pub(crate) fn post(&self, path: &str, body: &str) -> Response {
         let json = "Content-Type: application/json";
         self.plain(
             &format!("POST /api/v1{path}"),

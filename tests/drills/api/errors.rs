@@ -1,30 +1,30 @@
-//! What is refused, and how it is said.
+//! Requests that are refused, and the form of the error.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::{Value, json};
 
-use crate::api::door::{Door, POOL};
+use crate::api::api_daemon::{ApiDaemon, POOL};
 
 #[test]
 fn without_a_token_nothing_is_seen_and_an_approvers_is_for_asks_only() {
-    let door = Door::of(POOL);
-    let approvers = door.drill.state().join("approvers");
+    let api = ApiDaemon::of(POOL);
+    let approvers = api.drill.state().join("approvers");
     fs::create_dir(&approvers).expect("approvers");
     let file = approvers.join("ops");
     fs::write(&file, "o".repeat(40)).expect("a token");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("mode");
-    let document = door.see("/openapi.json");
+    let document = api.see("/openapi.json");
     let paths = document["paths"].as_object().expect("paths");
     let wrong = format!("Authorization: Bearer {}", "0".repeat(64));
     let other = format!("Authorization: Bearer {}", "o".repeat(40));
     for (path, operations) in paths {
         for method in operations.as_object().expect("operations").keys() {
             let line = format!("{} {path}", method.to_uppercase());
-            door.plain(&line, &[], "").assert_problem(401);
-            door.plain(&line, &[&wrong], "").assert_problem(401);
-            let said = door.plain(&line, &[&other], "");
+            api.plain(&line, &[], "").assert_problem(401);
+            api.plain(&line, &[&wrong], "").assert_problem(401);
+            let said = api.plain(&line, &[&other], "");
             if path.starts_with("/api/v1/approvals") {
                 assert!(!matches!(said.status, 401 | 403), "{line}: {said:?}");
             } else {
@@ -32,13 +32,13 @@ fn without_a_token_nothing_is_seen_and_an_approvers_is_for_asks_only() {
             }
         }
     }
-    door.plain("GET /api/v1/nothing", &[], "")
+    api.plain("GET /api/v1/nothing", &[], "")
         .assert_problem(401);
 }
 
 #[test]
 fn what_is_not_there_or_not_right_is_told_as_a_problem() {
-    let door = Door::of(POOL);
+    let api = ApiDaemon::of(POOL);
     for path in [
         "/nothing",
         "/pools/none",
@@ -51,7 +51,7 @@ fn what_is_not_there_or_not_right_is_told_as_a_problem() {
         "/tasks/none:none",
         "/approvals/none",
     ] {
-        door.get(path).assert_problem(404);
+        api.get(path).assert_problem(404);
     }
     for path in [
         "/fleet?x=1",
@@ -71,17 +71,17 @@ fn what_is_not_there_or_not_right_is_told_as_a_problem() {
         "/events?kind=odd",
         "/events?after=x",
     ] {
-        door.get(path).assert_problem(400);
+        api.get(path).assert_problem(400);
     }
-    let bearer = format!("Authorization: Bearer {}", door.token);
-    let wrong = door.plain("DELETE /api/v1/fleet", &[&bearer], "");
+    let bearer = format!("Authorization: Bearer {}", api.token);
+    let wrong = api.plain("DELETE /api/v1/fleet", &[&bearer], "");
     wrong.assert_problem(405);
     assert_eq!(wrong.header("allow"), Some("GET, HEAD"));
-    let head = door.plain("HEAD /api/v1/fleet", &[&bearer], "");
+    let head = api.plain("HEAD /api/v1/fleet", &[&bearer], "");
     assert_eq!((head.status, head.text.as_str()), (200, ""));
-    door.plain("POST /api/v1/approvals/a-1", &[&bearer], "{}")
+    api.plain("POST /api/v1/approvals/a-1", &[&bearer], "{}")
         .assert_problem(415);
-    door.post("/approvals/a-1", &" ".repeat(70_000))
+    api.post("/approvals/a-1", &" ".repeat(70_000))
         .assert_problem(413);
     for body in [
         "",
@@ -90,17 +90,17 @@ fn what_is_not_there_or_not_right_is_told_as_a_problem() {
         "{\"decision\":\"allow\",\"x\":1}",
         "{\"decision\":\"yes\"}",
     ] {
-        door.post("/approvals/a-1", body).assert_problem(400);
+        api.post("/approvals/a-1", body).assert_problem(400);
     }
-    door.post("/approvals/a-1", "{\"decision\":\"allow\"}")
+    api.post("/approvals/a-1", "{\"decision\":\"allow\"}")
         .assert_problem(404);
 }
 
 #[test]
 fn the_file_is_read_again_and_what_needs_a_start_is_told() {
-    let mut door = Door::of(POOL);
-    let reload = |door: &Door| {
-        let read = door.post("/config/reload", "");
+    let mut api = ApiDaemon::of(POOL);
+    let reload = |api: &ApiDaemon| {
+        let read = api.post("/config/reload", "");
         assert_eq!(read.status, 200, "{read:?}");
         read.json()
     };
@@ -109,33 +109,33 @@ fn the_file_is_read_again_and_what_needs_a_start_is_told() {
         keys.map(|key| key.as_str().expect("text").to_owned())
             .collect()
     };
-    let read = reload(&door);
+    let read = reload(&api);
     assert_eq!(read["config"], true, "{read}");
     assert!(keys(&read, "taken").is_empty() && keys(&read, "restart").is_empty());
-    let config = door.drill.config();
+    let config = api.drill.config();
     let before = fs::read_to_string(&config).expect("read");
     // What is wrong changes nothing, and is told.
     fs::write(&config, format!("{before}\n[role.bad]\npool = \"none\"\n")).expect("written");
-    let refused = door.post("/config/reload", "");
+    let refused = api.post("/config/reload", "");
     refused.assert_problem(422);
     assert!(refused.text.contains("role.bad"), "{refused:?}");
-    let chat = |door: &Door, place: &str, role: &str| {
+    let chat = |api: &ApiDaemon, place: &str, role: &str| {
         let body = json!({"goal": "say x", "role": role}).to_string();
-        door.post(&format!("/workspaces/{place}/chats"), &body)
+        api.post(&format!("/workspaces/{place}/chats"), &body)
             .status
     };
-    assert_eq!(chat(&door, "main", "late"), 422);
-    assert_eq!(chat(&door, "more", "dev"), 404);
+    assert_eq!(chat(&api, "main", "late"), 422);
+    assert_eq!(chat(&api, "more", "dev"), 404);
     let token = "late-late-late-late-late-late-late-late";
     // The token stands in a directory that becomes a workspace with it.
-    fs::create_dir(door.drill.path("doors")).expect("made");
-    let file = door.drill.path("doors/late.token");
+    fs::create_dir(api.drill.path("doors")).expect("made");
+    let file = api.drill.path("doors/late.token");
     fs::write(&file, token).expect("written");
     let mode = fs::Permissions::from_mode(0o600);
     fs::set_permissions(&file, mode).expect("mode");
-    fs::create_dir(door.drill.path("project/more")).expect("made");
-    let file = |door: &Door, path: &str| door.get(&format!("/workspaces/{path}")).status;
-    assert_eq!(file(&door, "more/files"), 404);
+    fs::create_dir(api.drill.path("project/more")).expect("made");
+    let file = |api: &ApiDaemon, path: &str| api.get(&format!("/workspaces/{path}")).status;
+    assert_eq!(file(&api, "more/files"), 404);
     let after = before.replace("size = 2", "size = 1");
     let after = after.replace("guard = \"policy\"", "guard = \"policy\"\nattempts = 2");
     let more = "[role.late]\npool = \"demo\"\n[workspace.more]\npath = \"project/more\"\n\
@@ -144,7 +144,7 @@ fn the_file_is_read_again_and_what_needs_a_start_is_told() {
                 [pool.other]\nsize = 1\nagent = \"script\"\nlauncher = \"none\"\n\
                 network = \"host\"\nguard = \"policy\"\nworkspace = { path = \"project\", mode = \"copy\" }\n";
     fs::write(&config, format!("{after}\n{more}")).expect("written");
-    let read = reload(&door);
+    let read = reload(&api);
     assert_eq!(read["config"], false, "{read}");
     assert_eq!(
         keys(&read, "taken"),
@@ -159,40 +159,40 @@ fn the_file_is_read_again_and_what_needs_a_start_is_told() {
         "{read}"
     );
     assert_eq!(keys(&read, "restart"), ["pool.demo.attempts", "pool.other"]);
-    assert_eq!(door.see("/pools/demo")["size"], 1);
-    assert_eq!(chat(&door, "more", "late"), 201);
-    assert_eq!(file(&door, "more/files"), 200);
-    assert_eq!(file(&door, "doors/files/late.token"), 403);
+    assert_eq!(api.see("/pools/demo")["size"], 1);
+    assert_eq!(chat(&api, "more", "late"), 201);
+    assert_eq!(file(&api, "more/files"), 200);
+    assert_eq!(file(&api, "doors/files/late.token"), 403);
     let held = json!({"prompt": "say x", "workspace": "doors"}).to_string();
-    let held = door.post("/tasks", &held);
+    let held = api.post("/tasks", &held);
     assert!(
         held.text.contains("a credential of the supervisor"),
         "{held:?}"
     );
-    let names = door.see("/workspaces").to_string();
+    let names = api.see("/workspaces").to_string();
     assert!(names.contains("more") && names.contains("doors"), "{names}");
-    let shown = door.see("/config");
+    let shown = api.see("/config");
     assert_eq!(shown["chat"]["idle"], "20m", "{shown}");
     assert_eq!(shown["pool"]["demo"]["attempts"], 1, "{shown}");
-    let owner = std::mem::replace(&mut door.token, token.to_owned());
-    assert_eq!(door.get("/fleet").status, 200);
-    door.token = owner;
+    let owner = std::mem::replace(&mut api.token, token.to_owned());
+    assert_eq!(api.get("/fleet").status, 200);
+    api.token = owner;
     // It was taken over: only the rest differs, until it is taken back.
-    assert_eq!(keys(&reload(&door), "taken"), [""; 0]);
+    assert_eq!(keys(&reload(&api), "taken"), [""; 0]);
     fs::write(&config, &before).expect("written");
-    let read = reload(&door);
+    let read = reload(&api);
     assert_eq!(read["config"], true, "{read}");
-    assert_eq!(chat(&door, "more", "late"), 404);
-    assert_eq!(file(&door, "more/files"), 404);
-    assert_eq!(door.see("/pools/demo")["size"], 2);
-    door.token = token.to_owned();
-    assert_eq!(door.get("/fleet").status, 401);
+    assert_eq!(chat(&api, "more", "late"), 404);
+    assert_eq!(file(&api, "more/files"), 404);
+    assert_eq!(api.see("/pools/demo")["size"], 2);
+    api.token = token.to_owned();
+    assert_eq!(api.get("/fleet").status, 401);
 }
 
 #[test]
 fn policies_alone_are_read_again() {
-    let door = Door::of(POOL);
-    let read = door.post("/policies/reload", "");
+    let api = ApiDaemon::of(POOL);
+    let read = api.post("/policies/reload", "");
     assert_eq!(read.status, 200, "{read:?}");
     assert_eq!(read.json()["last_reload"]["cause"], "request");
 }

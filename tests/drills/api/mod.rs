@@ -3,10 +3,10 @@
 //!
 //! Pools run without walls, so that all of it works as any user.
 
-mod acting;
+pub(crate) mod api_daemon;
 mod document;
-pub(crate) mod door;
-mod looking;
-mod refusing;
+mod errors;
+mod reading;
 mod sockets;
 mod streams;
+mod writing;

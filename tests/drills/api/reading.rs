@@ -1,8 +1,8 @@
-//! What can be looked at: each resource in the form that the document says.
+//! Routes that read: each resource has the form that the OpenAPI document describes.
 
 use serde_json::Value;
 
-use crate::api::door::{Door, LONG, POOL};
+use crate::api::api_daemon::{ApiDaemon, LONG, POOL};
 use crate::drill::eventually;
 
 /// Asserts that a document has the form of a schema of the OpenAPI document.
@@ -26,10 +26,10 @@ fn names<'a>(list: &'a Value, key: &str) -> Vec<&'a str> {
 
 #[test]
 fn every_resource_is_there_in_the_form_that_the_document_says() {
-    let door = Door::of(POOL);
-    let ran = door.drill.run(&["run", "say one", "say two", "say three"]);
+    let api = ApiDaemon::of(POOL);
+    let ran = api.drill.run(&["run", "say one", "say two", "say three"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
-    let document = door.see("/openapi.json");
+    let document = api.see("/openapi.json");
     for (path, schema) in [
         ("/fleet", "Fleet"),
         ("/pools", "PoolList"),
@@ -45,25 +45,25 @@ fn every_resource_is_there_in_the_form_that_the_document_says() {
         ("/config", "Config"),
         ("/workspaces", "WorkspaceList"),
     ] {
-        assert_form(&document, schema, &door.see(path));
+        assert_form(&document, schema, &api.see(path));
     }
-    let fleet = door.see("/fleet");
+    let fleet = api.see("/fleet");
     assert_eq!(fleet["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(fleet["pools"], serde_json::json!(["demo"]));
     eventually(LONG, "both rest", || {
-        door.see("/fleet")["slots"]["unloaded"] == 2
+        api.see("/fleet")["slots"]["unloaded"] == 2
     });
-    let tasks = door.see("/tasks");
+    let tasks = api.see("/tasks");
     let ids = names(&tasks, "id");
     assert_eq!(ids.len(), 3, "{tasks}");
-    let task = door.see(&format!("/tasks/{}", ids[0]));
+    let task = api.see(&format!("/tasks/{}", ids[0]));
     assert_form(&document, "Task", &task);
     assert_eq!(
         (&task["state"], &task["outcome"]),
         (&"ended".into(), &"done".into())
     );
     assert!(task["result"].is_object(), "{task}");
-    let session = door.see(&format!(
+    let session = api.see(&format!(
         "/sessions/{}",
         task["session"].as_str().expect("one")
     ));
@@ -77,13 +77,13 @@ fn every_resource_is_there_in_the_form_that_the_document_says() {
             .as_str()
             .is_some_and(|at| at.ends_with('Z'))
     );
-    assert!(door.see("/config")["pool"]["demo"].is_object());
+    assert!(api.see("/config")["pool"]["demo"].is_object());
 }
 
 #[test]
 fn lists_come_in_pages_that_have_everything_once() {
-    let door = Door::of(POOL);
-    let ran = door
+    let api = ApiDaemon::of(POOL);
+    let ran = api
         .drill
         .run(&["run", "say 1", "say 2", "say 3", "say 4", "say 5"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
@@ -92,13 +92,13 @@ fn lists_come_in_pages_that_have_everything_once() {
         ("/sessions", "session", 5),
         ("/slots", "slot", 2),
     ] {
-        let whole = door.see(list);
+        let whole = api.see(list);
         let whole = names(&whole, key);
         assert_eq!(whole.len(), count, "{list}");
         let mut found: Vec<String> = Vec::new();
         let mut next = String::new();
         loop {
-            let page = door.see(&format!("{list}?limit=1{next}"));
+            let page = api.see(&format!("{list}?limit=1{next}"));
             found.extend(names(&page, key).iter().map(ToString::to_string));
             let Some(cursor) = page["next"].as_str() else {
                 break;
@@ -107,7 +107,7 @@ fn lists_come_in_pages_that_have_everything_once() {
         }
         assert_eq!(found, whole, "{list}");
     }
-    let run = door.see("/tasks")["items"][0]["run"].clone();
+    let run = api.see("/tasks")["items"][0]["run"].clone();
     let run = run.as_str().expect("a run");
     for (list, count) in [
         (format!("/tasks?run={run}"), 5),
@@ -118,7 +118,7 @@ fn lists_come_in_pages_that_have_everything_once() {
         ("/sessions?open=false&pool=demo".to_owned(), 5),
         ("/slots?state=busy".to_owned(), 0),
     ] {
-        let found = door.see(&list);
+        let found = api.see(&list);
         assert_eq!(
             found["items"].as_array().map(Vec::len),
             Some(count),

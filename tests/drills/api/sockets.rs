@@ -12,7 +12,7 @@ use tungstenite::http::{Request, Response};
 use tungstenite::protocol::frame::coding::CloseCode;
 use tungstenite::{Message, WebSocket};
 
-use crate::api::door::{Door, LONG, POOL};
+use crate::api::api_daemon::{ApiDaemon, LONG, POOL};
 use crate::drill::eventually;
 
 /// How many streams there may be at a time: docs/api.md.
@@ -28,8 +28,8 @@ struct End {
     reason: String,
 }
 
-fn request(door: &Door, path: &str, head: &[(&'static str, &str)]) -> Request<()> {
-    let url = format!("ws://{}/api/v1{path}", door.address);
+fn request(api: &ApiDaemon, path: &str, head: &[(&'static str, &str)]) -> Request<()> {
+    let url = format!("ws://{}/api/v1{path}", api.address);
     let mut request = url.into_client_request().expect("a request");
     for (name, value) in head {
         let value = value.parse().expect("a value");
@@ -38,23 +38,23 @@ fn request(door: &Door, path: &str, head: &[(&'static str, &str)]) -> Request<()
     request
 }
 
-fn connect(door: &Door, path: &str, head: &[(&'static str, &str)]) -> Result<Socket, Refused> {
-    let stream = TcpStream::connect(&door.address).expect("it listens");
+fn connect(api: &ApiDaemon, path: &str, head: &[(&'static str, &str)]) -> Result<Socket, Refused> {
+    let stream = TcpStream::connect(&api.address).expect("it listens");
     stream.set_read_timeout(Some(LONG)).expect("a timeout");
-    match tungstenite::client(request(door, path, head), stream) {
+    match tungstenite::client(request(api, path, head), stream) {
         Ok((socket, _)) => Ok(socket),
         Err(HandshakeError::Failure(tungstenite::Error::Http(answer))) => Err(answer),
-        Err(HandshakeError::Failure(error)) if is_interrupted(&error) => connect(door, path, head),
+        Err(HandshakeError::Failure(error)) if is_interrupted(&error) => connect(api, path, head),
         Err(error) => panic!("{path}: {error}"),
     }
 }
 
-fn bearer(door: &Door) -> String {
-    format!("Bearer {}", door.token)
+fn bearer(api: &ApiDaemon) -> String {
+    format!("Bearer {}", api.token)
 }
 
-fn open(door: &Door, path: &str) -> Socket {
-    let opened = connect(door, path, &[("authorization", &bearer(door))]);
+fn open(api: &ApiDaemon, path: &str) -> Socket {
+    let opened = connect(api, path, &[("authorization", &bearer(api))]);
     opened.unwrap_or_else(|answer| panic!("{path}: {answer:?}"))
 }
 
@@ -102,8 +102,8 @@ fn until(socket: &mut Socket, last: impl Fn(&Value) -> bool) -> Vec<Value> {
     }
 }
 
-fn chat(door: &Door, goal: &str) -> String {
-    let begun = door.post(
+fn chat(api: &ApiDaemon, goal: &str) -> String {
+    let begun = api.post(
         "/workspaces/main/chats",
         &json!({ "goal": goal }).to_string(),
     );
@@ -118,11 +118,11 @@ fn is_done(event: &Value) -> bool {
 
 #[test]
 fn a_chats_messages_are_its_events_and_go_on_after_any_of_them() {
-    let door = Door::of(POOL);
-    let place = chat(&door, "say one\nsay two\nread README.md");
+    let api = ApiDaemon::of(POOL);
+    let place = chat(&api, "say one\nsay two\nread README.md");
     let path = format!("{place}/events");
-    let all = until(&mut open(&door, &path), is_done);
-    let told = door.stream(&path, None, |events| {
+    let all = until(&mut open(&api, &path), is_done);
+    let told = api.stream(&path, None, |events| {
         events.iter().any(|event| event.name == "done")
     });
     let as_messages: Vec<Value> = told
@@ -133,13 +133,13 @@ fn a_chats_messages_are_its_events_and_go_on_after_any_of_them() {
     assert!(all.len() > 3, "{all:#?}");
     for (at, event) in all.iter().enumerate().take(all.len() - 1) {
         let id = event["id"].as_str().expect("an id");
-        let on = until(&mut open(&door, &format!("{path}?after={id}")), is_done);
+        let on = until(&mut open(&api, &format!("{path}?after={id}")), is_done);
         assert_eq!(on, all[at + 1..], "after {id}");
     }
     // What comes later comes by itself.
     let last = all.last().and_then(|event| event["id"].as_str());
-    let mut socket = open(&door, &format!("{path}?after={}", last.expect("an id")));
-    let said = door.post(&place, r#"{"content": "say three"}"#);
+    let mut socket = open(&api, &format!("{path}?after={}", last.expect("an id")));
+    let said = api.post(&place, r#"{"content": "say three"}"#);
     assert_eq!(said.status, 202, "{said:?}");
     let more = until(&mut socket, is_done);
     assert_eq!(
@@ -150,15 +150,15 @@ fn a_chats_messages_are_its_events_and_go_on_after_any_of_them() {
 
 #[test]
 fn a_sessions_messages_end_with_it_and_the_fleets_with_the_supervisor() {
-    let mut door = Door::of(POOL);
-    let mut fleet = open(&door, "/events?kind=text");
-    let ran = door.drill.run(&["run", "say one"]);
+    let mut api = ApiDaemon::of(POOL);
+    let mut fleet = open(&api, "/events?kind=text");
+    let ran = api.drill.run(&["run", "say one"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     let heard = next(&mut fleet).expect("an event");
     assert_eq!(heard["data"]["body"]["delta"], "one\n", "{heard}");
-    let session = door.see("/sessions")["items"][0]["session"].clone();
+    let session = api.see("/sessions")["items"][0]["session"].clone();
     let path = format!("/sessions/{}/events", session.as_str().expect("one"));
-    let mut socket = open(&door, &path);
+    let mut socket = open(&api, &path);
     let mut ids = Vec::new();
     let end = loop {
         match next(&mut socket) {
@@ -166,15 +166,15 @@ fn a_sessions_messages_end_with_it_and_the_fleets_with_the_supervisor() {
             Err(end) => break end.expect("a reason"),
         }
     };
-    let told = door.stream(&path, None, |_| false);
+    let told = api.stream(&path, None, |_| false);
     let told: Vec<String> = told.into_iter().filter_map(|event| event.id).collect();
     assert_eq!(ids, told);
     assert_eq!(end.code, CloseCode::Normal, "{end:?}");
     assert_eq!(end.reason, "complete");
-    let place = chat(&door, "say one");
-    let mut talk = open(&door, &format!("{place}/events"));
+    let place = chat(&api, "say one");
+    let mut talk = open(&api, &format!("{place}/events"));
     until(&mut talk, is_done);
-    door.daemon.signal("TERM");
+    api.daemon.signal("TERM");
     for socket in [&mut fleet, &mut talk] {
         let end = loop {
             if let Err(end) = next(socket) {
@@ -184,18 +184,18 @@ fn a_sessions_messages_end_with_it_and_the_fleets_with_the_supervisor() {
         assert_eq!(end.code, CloseCode::Away, "{end:?}");
         assert!(end.reason.starts_with("stopping"), "{end:?}");
     }
-    assert_eq!(door.daemon.wait(LONG), Some(0));
+    assert_eq!(api.daemon.wait(LONG), Some(0));
 }
 
 #[test]
 fn who_has_no_token_or_comes_from_elsewhere_gets_none() {
-    let door = Door::of(POOL);
-    let origin = format!("http://{}", door.address);
-    let status = |head: &[(&'static str, &str)]| match connect(&door, "/events", head) {
+    let api = ApiDaemon::of(POOL);
+    let origin = format!("http://{}", api.address);
+    let status = |head: &[(&'static str, &str)]| match connect(&api, "/events", head) {
         Ok(_) => 101,
         Err(answer) => answer.status().as_u16(),
     };
-    let with = bearer(&door);
+    let with = bearer(&api);
     assert_eq!(status(&[]), 401);
     assert_eq!(status(&[("authorization", "Bearer nobody")]), 401);
     assert_eq!(
@@ -218,7 +218,7 @@ fn who_has_no_token_or_comes_from_elsewhere_gets_none() {
         101
     );
     // Where a browser asks, which sends no such header, the token is offered as a subprotocol.
-    let coded = encoded(door.token.as_bytes());
+    let coded = encoded(api.token.as_bytes());
     let offered = format!("marshal.events.v1, base64url.bearer.authorization.marshal.{coded}");
     assert_eq!(status(&[("sec-websocket-protocol", &offered)]), 101);
     assert_eq!(
@@ -231,7 +231,7 @@ fn who_has_no_token_or_comes_from_elsewhere_gets_none() {
     let bad = "marshal.events.v1, base64url.bearer.authorization.marshal.bm9ib2R5";
     assert_eq!(status(&[("sec-websocket-protocol", bad)]), 401);
     // It is for streams alone, and for WebSockets.
-    let said = door.plain(
+    let said = api.plain(
         "GET /api/v1/fleet",
         &[&format!("Sec-WebSocket-Protocol: {offered}")],
         "",
@@ -255,8 +255,8 @@ fn encoded(bytes: &[u8]) -> String {
 
 #[test]
 fn a_client_that_speaks_is_sent_away_and_its_place_comes_back() {
-    let door = Door::of(POOL);
-    let mut socket = open(&door, "/events");
+    let api = ApiDaemon::of(POOL);
+    let mut socket = open(&api, "/events");
     socket.send(Message::text("hello")).expect("sent");
     let end = loop {
         if let Err(end) = next(&mut socket) {
@@ -269,7 +269,7 @@ fn a_client_that_speaks_is_sent_away_and_its_place_comes_back() {
     let mut held: Vec<Socket> = Vec::new();
     let until = Instant::now() + LONG;
     let full = loop {
-        match connect(&door, "/events", &[("authorization", &bearer(&door))]) {
+        match connect(&api, "/events", &[("authorization", &bearer(&api))]) {
             Ok(socket) => held.push(socket),
             Err(answer) if answer.status().as_u16() == 429 => {
                 std::thread::sleep(Duration::from_millis(200));
@@ -298,6 +298,6 @@ fn a_client_that_speaks_is_sent_away_and_its_place_comes_back() {
     assert!(is_closed, "{end}");
     drop(held);
     eventually(LONG, "the places are free", || {
-        connect(&door, "/events", &[("authorization", &bearer(&door))]).is_ok()
+        connect(&api, "/events", &[("authorization", &bearer(&api))]).is_ok()
     });
 }

@@ -1,15 +1,15 @@
 //! Events as they are streamed: each once, and on from where a reader was.
 
-use crate::api::door::{Door, POOL};
+use crate::api::api_daemon::{ApiDaemon, POOL};
 
 #[test]
 fn a_sessions_events_come_once_and_on_from_any_of_them() {
-    let door = Door::of(POOL);
-    let ran = door.drill.run(&["run", "say one"]);
+    let api = ApiDaemon::of(POOL);
+    let ran = api.drill.run(&["run", "say one"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
-    let session = door.see("/sessions")["items"][0]["session"].clone();
+    let session = api.see("/sessions")["items"][0]["session"].clone();
     let path = format!("/sessions/{}/events", session.as_str().expect("one"));
-    let all = door.stream(&path, None, |_| false);
+    let all = api.stream(&path, None, |_| false);
     let (end, events) = all.split_last().expect("events");
     assert_eq!(
         (end.name.as_str(), &end.data["why"]),
@@ -25,11 +25,11 @@ fn a_sessions_events_come_once_and_on_from_any_of_them() {
         assert_eq!(seq.expect("an id").1, (at + 1).to_string());
     }
     for (at, event) in events.iter().enumerate() {
-        let on = door.stream(&path, event.id.as_deref(), |_| false);
+        let on = api.stream(&path, event.id.as_deref(), |_| false);
         assert_eq!(on, all[at + 1..], "after {:?}", event.id);
     }
     let last = events.last().and_then(|event| event.id.as_deref());
-    let on = door.stream(
+    let on = api.stream(
         &format!("{path}?after={}", last.expect("one")),
         None,
         |_| false,
@@ -39,18 +39,19 @@ fn a_sessions_events_come_once_and_on_from_any_of_them() {
 
 #[test]
 fn the_fleets_events_are_filtered_and_go_on_from_a_cursor() {
-    let door = Door::of(POOL);
+    let api = ApiDaemon::of(POOL);
     let words = |prompt: &str| {
-        let ran = door.drill.run(&["run", prompt]);
+        let ran = api.drill.run(&["run", prompt]);
         assert_eq!(ran.code, Some(0), "{}", ran.all());
     };
     words("say one");
     // Everything since the beginning, then what follows.
-    let seen = |events: &[crate::api::door::Event]| events.iter().any(|event| event.name == "text");
-    let texts = door.stream("/events?after=0&kind=text&pool=demo", None, seen);
+    let seen =
+        |events: &[crate::api::api_daemon::Event]| events.iter().any(|event| event.name == "text");
+    let texts = api.stream("/events?after=0&kind=text&pool=demo", None, seen);
     assert_eq!(texts.len(), 1, "{texts:?}");
     let ended = std::thread::scope(|scope| {
-        let ended = scope.spawn(|| door.stream("/events?kind=ended", None, |_| true));
+        let ended = scope.spawn(|| api.stream("/events?kind=ended", None, |_| true));
         // Told as it happens: whoever listens late hears the next one.
         while !ended.is_finished() {
             words("say two");

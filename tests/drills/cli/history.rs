@@ -1,4 +1,4 @@
-//! `events` and `show`: the journal, read by its own program.
+//! `events` and `show`: the journal, read by the program that wrote it.
 
 use std::fs;
 use std::time::Duration;

@@ -4,9 +4,9 @@
 
 mod agents;
 mod audit;
+mod history;
 mod manual;
 mod orders;
-mod past;
 mod policy_tools;
 mod script_model;
 mod tutorial;

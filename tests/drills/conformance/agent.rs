@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::chat_client::text;
 use crate::conformance::bench::{Bench, NEVER, REASON, Talk, comes, outcome};
-use crate::conformance::column::Seen;
+use crate::conformance::column::CellOutcome;
 
 /// What differs between the rows.
 pub(crate) struct Speech {
@@ -127,7 +127,7 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
     }
 }
 
-pub(crate) fn version(bench: &Bench, speech: &Speech) -> Seen {
+pub(crate) fn version(bench: &Bench, speech: &Speech) -> CellOutcome {
     let report = bench.task("odd", "say never");
     assert_eq!(report["outcome"], "failed", "{report}");
     assert_eq!(report["attempts"], 0, "{report}");
@@ -144,10 +144,10 @@ pub(crate) fn version(bench: &Bench, speech: &Speech) -> Seen {
         assert!(!heard.contains("\"prompt\""), "{heard}");
     }
     comes("its slot parks", || bench.one_parked("odd"));
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-pub(crate) fn prompt(bench: &Bench, _: &Speech) -> Seen {
+pub(crate) fn prompt(bench: &Bench, _: &Speech) -> CellOutcome {
     let prompt = "say it's \"done\"\\ {here} \u{e9}\u{6f22}\u{1f600} \u{2028}<&>\n# \ttabs\\n, $HOME `x` %s\nsay ok";
     let mut talk = bench.talked("work", prompt);
     assert_eq!(talk.prompts(), [prompt]);
@@ -157,13 +157,13 @@ pub(crate) fn prompt(bench: &Bench, _: &Speech) -> Seen {
     let ended = talk.events("turn_ended");
     assert_eq!(ended.len(), 1, "{ended:?}");
     // An agent that could not read it as a script says so.
-    let said = talk.said("say again");
+    let said = talk.completed_turn_text("say again");
     assert!(said.contains("again"), "{said}");
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-pub(crate) fn stream(bench: &Bench, _: &Speech) -> Seen {
+pub(crate) fn stream(bench: &Bench, _: &Speech) -> CellOutcome {
     let (mut talk, turn) = bench.talk("work", "say first words\nsleep 1h");
     talk.until_said("first words");
     assert_eq!(talk.events("turn_ended").len(), 0, "its turn runs");
@@ -171,10 +171,10 @@ pub(crate) fn stream(bench: &Bench, _: &Speech) -> Seen {
     let told = talk.stream.turn(&turn);
     assert_eq!(outcome(&told), "cancelled", "{told:#?}");
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-pub(crate) fn tools(bench: &Bench, _: &Speech) -> Seen {
+pub(crate) fn tools(bench: &Bench, _: &Speech) -> CellOutcome {
     let talk = bench.talked("work", "read README.md\nsay done");
     let started = talk.events("tool_start");
     assert_eq!(started.len(), 1, "{started:?}");
@@ -191,7 +191,7 @@ pub(crate) fn tools(bench: &Bench, _: &Speech) -> Seen {
     let output = ended[0]["output"].as_str().unwrap_or_default();
     assert!(output.contains("# A project"), "{ended:?}");
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
 /// A table of the configuration in which the policy is to be asked, or every call is to be asked for.
@@ -211,7 +211,7 @@ fn nothing_asked(talk: &Talk<'_>) {
     assert_eq!(judged.len(), 1, "{judged:?}");
 }
 
-pub(crate) fn allow(bench: &Bench, speech: &Speech) -> Seen {
+pub(crate) fn allow(bench: &Bench, speech: &Speech) -> CellOutcome {
     let talk = bench.talked("work", "read README.md\nwrite notes.txt allowed");
     let made = fs::read_to_string(talk.copy().join("notes.txt"));
     assert_eq!(made.ok().as_deref(), Some("allowed\n"));
@@ -219,7 +219,7 @@ pub(crate) fn allow(bench: &Bench, speech: &Speech) -> Seen {
         let why = cannot_ask(speech);
         assert_eq!(talk.events("permission_requested").len(), 0);
         assert_eq!(talk.events("tool_call_unrequested").len(), 2);
-        return Seen::None(why);
+        return CellOutcome::None(why);
     }
     let asked = talk.events("permission_requested");
     assert_eq!(asked.len(), 2, "{asked:?}");
@@ -232,17 +232,17 @@ pub(crate) fn allow(bench: &Bench, speech: &Speech) -> Seen {
     assert_eq!(of_write[0]["decision"], "allow", "{verdicts:?}");
     assert_eq!(of_write[0]["by"], "policy", "{verdicts:?}");
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-pub(crate) fn deny(bench: &Bench, speech: &Speech) -> Seen {
+pub(crate) fn deny(bench: &Bench, speech: &Speech) -> CellOutcome {
     let mut talk = bench.talked("work", "run rm README.md\nsay went on");
     if !speech.asks {
         let why = cannot_ask(speech);
         nothing_asked(&talk);
         assert_eq!(talk.events("tool_call_unrequested")[0]["decision"], "deny");
         assert!(!talk.copy().join("README.md").exists(), "it ran unasked");
-        return Seen::None(why);
+        return CellOutcome::None(why);
     }
     assert!(talk.copy().join("README.md").exists(), "it did not run");
     let verdicts = talk.events("permission_decided");
@@ -253,7 +253,7 @@ pub(crate) fn deny(bench: &Bench, speech: &Speech) -> Seen {
     // What the agent was told it says as the output of its call.
     let outputs: Vec<_> = talk.events("tool_result");
     let in_answer = json!(outputs).to_string().contains(REASON) || said.contains(REASON);
-    talk.said("say next");
+    talk.completed_turn_text("say next");
     let prompts = talk.prompts();
     assert_eq!(prompts.len(), 2, "{prompts:?}");
     let before_next = prompts[1].contains(REASON);
@@ -261,25 +261,25 @@ pub(crate) fn deny(bench: &Bench, speech: &Speech) -> Seen {
     match speech.reason {
         Reason::Answer => {
             assert!(in_answer, "{outputs:?} {said}");
-            Seen::Yes
+            CellOutcome::Yes
         }
         Reason::NextPrompt => {
             assert!(before_next, "{prompts:?}");
             assert!(prompts[1].ends_with("say next"), "{prompts:?}");
-            Seen::As(
+            CellOutcome::As(
                 "The answer has no place for a reason: the agent is told it before its next prompt.",
             )
         }
     }
 }
 
-pub(crate) fn ask(bench: &Bench, speech: &Speech) -> Seen {
+pub(crate) fn ask(bench: &Bench, speech: &Speech) -> CellOutcome {
     let (mut talk, turn) = bench.talk("work", "say before\nrun touch made.txt\nsay after");
     if !speech.asks {
         talk.stream.turn(&turn);
         let why = cannot_ask(speech);
         nothing_asked(&talk);
-        return Seen::None(why);
+        return CellOutcome::None(why);
     }
     let told = talk
         .stream
@@ -307,26 +307,26 @@ pub(crate) fn ask(bench: &Bench, speech: &Speech) -> Seen {
     assert_eq!(verdicts.len(), 1, "{verdicts:?}");
     assert_eq!(verdicts[0]["by"], "human", "{verdicts:?}");
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-pub(crate) fn cancel(bench: &Bench, speech: &Speech) -> Seen {
+pub(crate) fn cancel(bench: &Bench, speech: &Speech) -> CellOutcome {
     let (mut talk, turn) = bench.talk("work", "say running\nsleep 1h\nsay never");
     talk.until_said("running");
     talk.stop();
     let told = talk.stream.turn(&turn);
     assert_eq!(outcome(&told), "cancelled", "{told:#?}");
-    let heard = talk.heard();
+    let heard = talk.received_kinds();
     assert!(heard.iter().any(|kind| kind == speech.cancel), "{heard:?}");
-    let said = talk.said("say next");
+    let said = talk.completed_turn_text("say next");
     assert!(said.contains("next") && !said.contains("never"), "{said}");
     assert_eq!(talk.children(), 1, "the child stayed");
     assert_eq!(talk.events("child_exited").len(), 0);
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-pub(crate) fn busy(bench: &Bench, speech: &Speech) -> Seen {
+pub(crate) fn busy(bench: &Bench, speech: &Speech) -> CellOutcome {
     let (mut talk, first) = bench.talk("work", "say one\nsleep 1h");
     talk.until_said("one");
     let second = talk.say("say two");
@@ -342,7 +342,7 @@ pub(crate) fn busy(bench: &Bench, speech: &Speech) -> Seen {
     let prompts = talk.prompts();
     assert_eq!(prompts.len(), 2, "{prompts:?}");
     // The agent heard the end of the first before the second.
-    let heard = talk.heard();
+    let heard = talk.received_kinds();
     let at = |kind: &str, nth: usize| {
         let mut all = heard.iter().enumerate().filter(|(_, of)| *of == kind);
         all.nth(nth)
@@ -351,10 +351,10 @@ pub(crate) fn busy(bench: &Bench, speech: &Speech) -> Seen {
     };
     assert!(at(speech.cancel, 0) < at("prompt", 1), "{heard:?}");
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-pub(crate) fn crash(bench: &Bench, _: &Speech) -> Seen {
+pub(crate) fn crash(bench: &Bench, _: &Speech) -> CellOutcome {
     let (mut beside, held) = bench.talk("work", "say beside\nsleep 1h");
     beside.until_said("beside");
     let (mut talk, turn) = bench.talk("work", "say kept words\ncrash kill");
@@ -365,7 +365,7 @@ pub(crate) fn crash(bench: &Bench, _: &Speech) -> Seen {
     assert_eq!(exited[0]["class"], "signalled", "{exited:?}");
     let kept = talk.texts();
     assert!(kept.contains("kept words"), "{kept}");
-    let said = talk.said("say on a new child");
+    let said = talk.completed_turn_text("say on a new child");
     assert!(said.contains("on a new child"), "{said}");
     assert_eq!(talk.children(), 2);
     talk.close();
@@ -374,17 +374,17 @@ pub(crate) fn crash(bench: &Bench, _: &Speech) -> Seen {
     beside.interrupt();
     let told = beside.stream.turn(&held);
     assert_eq!(outcome(&told), "cancelled", "{told:#?}");
-    beside.said("say fine");
+    beside.completed_turn_text("say fine");
     assert_eq!(beside.children(), 1, "it never changed");
     beside.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-pub(crate) fn resume(bench: &Bench, speech: &Speech) -> Seen {
+pub(crate) fn resume(bench: &Bench, speech: &Speech) -> CellOutcome {
     let mut talk = bench.talked("work", "say to be remembered");
     let lost = talk.turn("say x\ncrash");
     assert_eq!(outcome(&lost), "lost", "{lost:#?}");
-    let said = talk.said("recall");
+    let said = talk.completed_turn_text("recall");
     assert!(said.contains("say to be remembered"), "{said}");
     // From its own memory, not from a transcript.
     assert_eq!(talk.events("session_fresh").len(), 0);
@@ -396,7 +396,7 @@ pub(crate) fn resume(bench: &Bench, speech: &Speech) -> Seen {
     assert_eq!(how, speech.resume);
     assert_eq!(talk.children(), 2);
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
 /// A child that ended by itself and well.
@@ -408,41 +408,41 @@ pub(crate) fn ended_well(talk: &Talk<'_>) {
     assert_eq!(status["code"], 0, "{exited:?}");
 }
 
-pub(crate) fn goodbye(bench: &Bench, speech: &Speech) -> Seen {
+pub(crate) fn goodbye(bench: &Bench, speech: &Speech) -> CellOutcome {
     let talk = bench.talked("leave", "say hi");
     talk.close();
     ended_well(&talk);
-    let heard = talk.heard();
+    let heard = talk.received_kinds();
     let has = |kind: &str| heard.iter().any(|of| of == kind);
     match speech.goodbye {
         Goodbye::Word(word) => {
             assert!(has(word), "{heard:?}");
-            Seen::Yes
+            CellOutcome::Yes
         }
         Goodbye::Offered(word, _) => {
             assert!(has(word), "{heard:?}");
-            Seen::As("Where the agent offers one.")
+            CellOutcome::As("Where the agent offers one.")
         }
         Goodbye::Eof => {
             assert_eq!(heard.last().map(String::as_str), Some("eof"), "{heard:?}");
             for word in ["shutdown", "close", speech.cancel] {
                 assert!(!has(word), "{word} in {heard:?}");
             }
-            Seen::None("The end of its stdin is all the goodbye there is.")
+            CellOutcome::None("The end of its stdin is all the goodbye there is.")
         }
     }
 }
 
-pub(crate) fn eof(bench: &Bench, _: &Speech) -> Seen {
+pub(crate) fn eof(bench: &Bench, _: &Speech) -> CellOutcome {
     let talk = bench.talked("deaf", "ignore-cancel\nsay deaf");
     talk.close();
     ended_well(&talk);
-    let heard = talk.heard();
+    let heard = talk.received_kinds();
     assert_eq!(heard.last().map(String::as_str), Some("eof"), "{heard:?}");
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-pub(crate) fn garbage(bench: &Bench, _: &Speech) -> Seen {
+pub(crate) fn garbage(bench: &Bench, _: &Speech) -> CellOutcome {
     let mut talk = bench.talked("work", "garbage 20\nsay survived");
     let told = talk.events("bad_line").len();
     assert!((1..=20).contains(&told), "{told}");
@@ -453,17 +453,17 @@ pub(crate) fn garbage(bench: &Bench, _: &Speech) -> Seen {
     assert!(ended.contains("were not messages"), "{ended}");
     let told = talk.events("bad_line").len();
     assert!((100..=110).contains(&told), "{told}");
-    let said = talk.said("say on");
+    let said = talk.completed_turn_text("say on");
     assert!(said.contains("on"), "{said}");
     assert_eq!(talk.children(), 2);
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
 /// What a line that is refused may cost of memory, with everything else that goes on.
 pub(crate) const MEMORY: u64 = 48 << 20;
 
-pub(crate) fn huge_line(bench: &Bench, _: &Speech) -> Seen {
+pub(crate) fn huge_line(bench: &Bench, _: &Speech) -> CellOutcome {
     let before = bench.memory();
     let (mut talk, turn) = bench.talk("work", "huge-line 64M\nsay never");
     let told = talk.stream.turn(&turn);
@@ -474,11 +474,11 @@ pub(crate) fn huge_line(bench: &Bench, _: &Speech) -> Seen {
     assert!(more < MEMORY, "{more} bytes more");
     let reasons = json!(talk.events("bad_line")).to_string();
     assert!(reasons.contains("too_long"), "{reasons}");
-    let said = talk.said("say on");
+    let said = talk.completed_turn_text("say on");
     assert!(said.contains("on"), "{said}");
     assert_eq!(talk.children(), 2);
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
 /// Tokens of the last turn that ended.
@@ -488,30 +488,30 @@ pub(crate) fn tokens(talk: &Talk<'_>) -> [u64; 2] {
     ["input", "output"].map(|of| usage[of].as_u64().unwrap_or_else(|| panic!("{ended:?}")))
 }
 
-pub(crate) fn usage(bench: &Bench, speech: &Speech) -> Seen {
+pub(crate) fn usage(bench: &Bench, speech: &Speech) -> CellOutcome {
     match speech.usage {
         Usage::Counted => {
             let mut talk = bench.talked("work", "say a");
             let few = tokens(&talk);
-            talk.said(&format!("say {}", "many words ".repeat(200)));
+            talk.completed_turn_text(&format!("say {}", "many words ".repeat(200)));
             let many = tokens(&talk);
             assert!(few.iter().all(|of| *of > 0), "{few:?}");
             assert!(many[1] > few[1] + 100, "{few:?} {many:?}");
             talk.close();
-            Seen::Yes
+            CellOutcome::Yes
         }
         Usage::Line(line, counted) => {
             let talk = bench.talked("work", &format!("say a\n{line}\nsleep 10ms"));
             comes("the turn's end", || !talk.events("turn_ended").is_empty());
             assert_eq!(tokens(&talk), counted);
             talk.close();
-            Seen::As("Where the agent says it with the turn's end.")
+            CellOutcome::As("Where the agent says it with the turn's end.")
         }
         Usage::Never => {
             let talk = bench.talked("work", "say some words");
             assert_eq!(tokens(&talk), [0, 0]);
             talk.close();
-            Seen::None("No message of the protocol has tokens of a turn: its usage is 0.")
+            CellOutcome::None("No message of the protocol has tokens of a turn: its usage is 0.")
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::chat_client::{Daemon, LONG, Sse, Told, text};
+use crate::chat_client::{Daemon, LONG, Sse, StreamEvent, text};
 use crate::drill::{Drill, eventually, metric, processes};
 
 /// What the policy of every pool says when it denies, so that it can be looked for.
@@ -240,13 +240,13 @@ impl Talk<'_> {
     }
 
     /// Sends a message and has it worked to the end.
-    pub(crate) fn turn(&mut self, content: &str) -> Vec<Told> {
+    pub(crate) fn turn(&mut self, content: &str) -> Vec<StreamEvent> {
         let turn = self.say(content);
         self.stream.turn(&turn)
     }
 
     /// The same for one that must end well; gives what was said.
-    pub(crate) fn said(&mut self, content: &str) -> String {
+    pub(crate) fn completed_turn_text(&mut self, content: &str) -> String {
         let told = self.turn(content);
         assert_eq!(outcome(&told), "completed", "{told:#?}");
         text(&told)
@@ -324,7 +324,7 @@ impl Talk<'_> {
     }
 
     /// The kinds of what it heard.
-    pub(crate) fn heard(&self) -> Vec<String> {
+    pub(crate) fn received_kinds(&self) -> Vec<String> {
         let kind = |entry: &Value| entry["kind"].as_str().expect("a kind").to_owned();
         self.ledger().iter().map(kind).collect()
     }
@@ -340,7 +340,7 @@ impl Talk<'_> {
 }
 
 /// How a turn ended, by the last of its events.
-pub(crate) fn outcome(told: &[Told]) -> &str {
+pub(crate) fn outcome(told: &[StreamEvent]) -> &str {
     let last = told.last().expect("an end");
     if last.name == "stopped" {
         return "cancelled";

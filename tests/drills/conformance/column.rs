@@ -64,7 +64,7 @@ impl Column {
     }
 
     /// What a `yes` says.
-    pub(crate) const fn says(self) -> &'static str {
+    pub(crate) const fn yes_meaning(self) -> &'static str {
         match self {
             Self::Version => {
                 "An agent that claims another version gets no prompt: its task fails without an attempt, both versions are named, and the slot parks."
@@ -118,7 +118,7 @@ impl Column {
 
 /// What came of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum CellOutcome {
     /// It is so.
     Yes,
     /// It is so, in a way that the table tells apart.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::conformance::column::{Column, Seen};
+use crate::conformance::column::{CellOutcome, Column};
 use crate::conformance::row::Row;
 
 const BEGINS: &str = "# What each dialect does
@@ -31,9 +31,9 @@ pub(crate) fn render(rows: &[Row]) -> String {
         let _ = write!(page, "| {} |", row.name);
         for cell in row.cells() {
             let (word, note) = match cell {
-                Ok(Seen::Yes) => ("yes", None),
-                Ok(Seen::As(note)) => ("yes", Some(*note)),
-                Ok(Seen::None(note)) => ("none", Some(*note)),
+                Ok(CellOutcome::Yes) => ("yes", None),
+                Ok(CellOutcome::As(note)) => ("yes", Some(*note)),
+                Ok(CellOutcome::None(note)) => ("none", Some(*note)),
                 Err(_) => ("FAILED", None),
             };
             let _ = write!(page, " {word}");
@@ -56,7 +56,7 @@ pub(crate) fn render(rows: &[Row]) -> String {
         "\n## The columns\n\n| behaviour | what holds where it says `yes` |\n|---|---|\n",
     );
     for column in Column::ALL {
-        let _ = writeln!(page, "| {} | {} |", column.head(), column.says());
+        let _ = writeln!(page, "| {} | {} |", column.head(), column.yes_meaning());
     }
     page.push_str(ENDS);
     page

@@ -5,14 +5,14 @@ use std::sync::{Condvar, Mutex, OnceLock};
 
 use crate::conformance::agent::{self, Goodbye, Reason, Speech, Usage};
 use crate::conformance::bench::Bench;
-use crate::conformance::column::{Column, Seen};
+use crate::conformance::column::{CellOutcome, Column};
 use crate::conformance::tool;
 
 /// How many rows work at the same time.
 const AT_ONCE: usize = 3;
 
 /// What came of a cell: what was seen, or everything about why it failed.
-pub(crate) type Cell = Result<Seen, String>;
+pub(crate) type Cell = Result<CellOutcome, String>;
 
 /// A row of the table.
 pub(crate) struct Row {
@@ -162,7 +162,7 @@ impl Row {
     /// Its cells, in the order of the columns; worked once, with few others at the same time.
     pub(crate) fn cells(&self) -> &[Cell] {
         self.cells.get_or_init(|| {
-            let _place = Place::taken();
+            let _place = Place::acquire();
             self.work()
         })
     }
@@ -198,7 +198,7 @@ impl Row {
         }
     }
 
-    fn see(&self, bench: &Bench, column: Column) -> Seen {
+    fn see(&self, bench: &Bench, column: Column) -> CellOutcome {
         match &self.kind {
             Kind::Agent(speech) => see_agent(bench, speech, column),
             Kind::Tool => tool::see(bench, column),
@@ -206,7 +206,7 @@ impl Row {
     }
 }
 
-fn see_agent(bench: &Bench, speech: &Speech, column: Column) -> Seen {
+fn see_agent(bench: &Bench, speech: &Speech, column: Column) -> CellOutcome {
     let cell = match column {
         Column::Version => agent::version,
         Column::Prompt => agent::prompt,
@@ -240,13 +240,13 @@ fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 /// One of the few places of rows that work.
 struct Place;
 
-static TAKEN: Mutex<usize> = Mutex::new(0);
-static GIVEN: Condvar = Condvar::new();
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static ROW_ENDED: Condvar = Condvar::new();
 
 impl Place {
-    fn taken() -> Self {
-        let taken = TAKEN.lock().expect("no panic holds it");
-        let mut taken = GIVEN
+    fn acquire() -> Self {
+        let taken = RUNNING.lock().expect("no panic holds it");
+        let mut taken = ROW_ENDED
             .wait_while(taken, |taken| *taken >= AT_ONCE)
             .expect("no panic holds it");
         *taken += 1;
@@ -256,9 +256,9 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Ok(mut taken) = TAKEN.lock() {
+        if let Ok(mut taken) = RUNNING.lock() {
             *taken -= 1;
         }
-        GIVEN.notify_one();
+        ROW_ENDED.notify_one();
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::chat_client::text;
 use crate::conformance::agent::{MEMORY, ended_well, tokens};
 use crate::conformance::bench::{Bench, NEVER, Talk, comes, outcome};
-use crate::conformance::column::{Column, Seen};
+use crate::conformance::column::{CellOutcome, Column};
 use crate::drill::{Drill, NOBODY};
 
 /// A carrier that says another version, and keeps what it is told.
@@ -125,7 +125,7 @@ fn plane(drill: &Drill, name: &str) -> PathBuf {
     dir
 }
 
-pub(crate) fn see(bench: &Bench, column: Column) -> Seen {
+pub(crate) fn see(bench: &Bench, column: Column) -> CellOutcome {
     match column {
         Column::Version => version(bench),
         Column::Prompt => prompt(bench),
@@ -159,7 +159,7 @@ fn happened(talk: &Talk<'_>) -> Vec<String> {
     audit(&home.join("session")).iter().map(event).collect()
 }
 
-fn version(bench: &Bench) -> Seen {
+fn version(bench: &Bench) -> CellOutcome {
     let report = bench.task("odd", "puts never");
     assert_eq!(report["outcome"], "failed", "{report}");
     assert_eq!(report["attempts"], 0, "{report}");
@@ -172,10 +172,10 @@ fn version(bench: &Bench) -> Seen {
     let told = fs::read_to_string(copy.join("told.txt")).expect("it ran");
     assert!(!told.contains("queue"), "{told}");
     comes("its slot parks", || bench.one_parked("odd"));
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-fn prompt(bench: &Bench) -> Seen {
+fn prompt(bench: &Bench) -> CellOutcome {
     let words = "it's \"done\"\\ \u{e9}\u{6f22}\u{1f600} \u{2028}<&> $HOME [exit] %s";
     let prompt = format!("puts {{{words}}}\nputs {{a second line}}");
     let (mut talk, turn) = bench.talk("work", &prompt);
@@ -190,10 +190,10 @@ fn prompt(bench: &Bench) -> Seen {
     let begun = begun.iter().filter(|event| *event == "command_started");
     assert_eq!(begun.count(), 1);
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-fn stream(bench: &Bench) -> Seen {
+fn stream(bench: &Bench) -> CellOutcome {
     let (mut talk, turn) = bench.talk("work", "puts {first words}; flush stdout; after 3600000");
     talk.until_said("first words");
     assert_eq!(talk.events("turn_ended").len(), 0, "its turn runs");
@@ -201,20 +201,20 @@ fn stream(bench: &Bench) -> Seen {
     let told = talk.stream.turn(&turn);
     assert_eq!(outcome(&told), "cancelled", "{told:#?}");
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-fn tools(bench: &Bench) -> Seen {
+fn tools(bench: &Bench) -> CellOutcome {
     let talk = bench.talked("work", "puts [exec echo of a program]");
     assert!(talk.texts().contains("of a program"), "{}", talk.texts());
     for kind in ["tool_start", "tool_update", "tool_result"] {
         assert_eq!(talk.events(kind).len(), 0, "{kind}");
     }
     talk.close();
-    Seen::None("A prompt is a command of the tool itself; what that starts is not told.")
+    CellOutcome::None("A prompt is a command of the tool itself; what that starts is not told.")
 }
 
-fn cannot_ask(bench: &Bench) -> Seen {
+fn cannot_ask(bench: &Bench) -> CellOutcome {
     for key in ["permission_requests = \"all\"\n", "guard = \"policy\"\n"] {
         let said = Bench::refused(&pool("strict", 1, &format!("{TOOL}{key}")));
         assert!(
@@ -226,12 +226,12 @@ fn cannot_ask(bench: &Bench) -> Seen {
     assert!(!talk.copy().join("README.md").exists(), "it ran unasked");
     assert_eq!(talk.events("permission_requested").len(), 0);
     talk.close();
-    Seen::None(
+    CellOutcome::None(
         "A tool at a terminal asks for nothing: `permission_requests = \"all\"` and `guard = \"policy\"` are refused, and the walls are the guard.",
     )
 }
 
-fn cancel(bench: &Bench) -> Seen {
+fn cancel(bench: &Bench) -> CellOutcome {
     let (mut talk, turn) = bench.talk(
         "work",
         "puts running; flush stdout; after 3600000; puts never",
@@ -243,16 +243,16 @@ fn cancel(bench: &Bench) -> Seen {
     let events = happened(&talk);
     assert!(events.iter().any(|event| event == "cancel"), "{events:?}");
     // It gets nothing but the prompt.
-    let said = talk.said("puts <[expr {6 * 7}]>");
+    let said = talk.completed_turn_text("puts <[expr {6 * 7}]>");
     assert_eq!(said.trim(), "<42>");
     assert_eq!(talk.children(), 1);
     talk.close();
-    Seen::As(
+    CellOutcome::As(
         "The child is the Runner. A tool that does not survive an interrupt, such as tclsh, is started again by it.",
     )
 }
 
-fn busy(bench: &Bench) -> Seen {
+fn busy(bench: &Bench) -> CellOutcome {
     let (mut talk, first) = bench.talk("work", "puts one; flush stdout; after 3600000");
     talk.until_said("one");
     let second = talk.say("puts two");
@@ -274,7 +274,7 @@ fn busy(bench: &Bench) -> Seen {
     ];
     assert_eq!(events, expected);
     talk.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
 /// Has a conversation's child killed in the middle of a turn.
@@ -286,7 +286,7 @@ fn killed(talk: &mut Talk<'_>) {
     assert_eq!(outcome(&told), "lost", "{told:#?}");
 }
 
-fn crash(bench: &Bench) -> Seen {
+fn crash(bench: &Bench) -> CellOutcome {
     let (mut beside, held) = bench.talk("work", "puts beside; flush stdout; after 3600000");
     beside.until_said("beside");
     let once = "set file [open once a]; puts $file once; close $file";
@@ -296,7 +296,7 @@ fn crash(bench: &Bench) -> Seen {
     assert_eq!(exited.len(), 1, "{exited:?}");
     assert_eq!(exited[0]["class"], "signalled", "{exited:?}");
     assert!(talk.texts().contains("kept words"), "{}", talk.texts());
-    let said = talk.said("puts {on a new child}");
+    let said = talk.completed_turn_text("puts {on a new child}");
     assert_eq!(said.trim(), "on a new child", "it is told nothing else");
     assert_eq!(talk.children(), 2);
     let file = fs::read_to_string(talk.copy().join("once")).expect("a file");
@@ -307,13 +307,13 @@ fn crash(bench: &Bench) -> Seen {
     beside.interrupt();
     let told = beside.stream.turn(&held);
     assert_eq!(outcome(&told), "cancelled", "{told:#?}");
-    beside.said("puts fine");
+    beside.completed_turn_text("puts fine");
     assert_eq!(beside.children(), 1, "it never changed");
     beside.close();
-    Seen::Yes
+    CellOutcome::Yes
 }
 
-fn resume(bench: &Bench) -> Seen {
+fn resume(bench: &Bench) -> CellOutcome {
     let mut talk = bench.talked("work", "set kept 5");
     killed(&mut talk);
     let told = talk.turn("puts [info exists kept]");
@@ -325,12 +325,12 @@ fn resume(bench: &Bench) -> Seen {
     let fresh = talk.events("session_fresh");
     assert_eq!(fresh.len(), 1, "that is told: {fresh:?}");
     talk.close();
-    Seen::None(
+    CellOutcome::None(
         "A tool that is started again remembers nothing, which is told; nothing is run again.",
     )
 }
 
-fn goodbye(bench: &Bench) -> Seen {
+fn goodbye(bench: &Bench) -> CellOutcome {
     let talk = bench.talked("leave", "puts hi");
     talk.close();
     ended_well(&talk);
@@ -339,7 +339,7 @@ fn goodbye(bench: &Bench) -> Seen {
     let stop = stop.unwrap_or_else(|| panic!("no stop in {audit:?}"));
     assert_eq!(stop["mode"], "graceful", "{stop}");
     assert_eq!(stop["by"], "stop.json", "{stop}");
-    Seen::Yes
+    CellOutcome::Yes
 }
 
 /// A Runner of somebody else's; killed with the test.
@@ -352,7 +352,7 @@ impl Drop for Theirs {
     }
 }
 
-fn eof(bench: &Bench) -> Seen {
+fn eof(bench: &Bench) -> CellOutcome {
     let dir = bench.drill.path("theirs");
     let runner = Command::new("setpriv")
         .args([&format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}")])
@@ -385,12 +385,12 @@ fn eof(bench: &Bench) -> Seen {
         audit.iter().all(|line| line["event"] != "stop"),
         "{audit:?}"
     );
-    Seen::As(
+    CellOutcome::As(
         "Seen of a carrier beside somebody else's Runner, which goes on; our own Runner has been told to stop before.",
     )
 }
 
-fn garbage(bench: &Bench) -> Seen {
+fn garbage(bench: &Bench) -> CellOutcome {
     // What a tool prints is its output, whatever it looks like.
     let alike = "puts {{\"type\":\"hello\",\"protocol\":2}}; puts \\x01\\xff; puts {__SP_DONE__ x}";
     let talk = bench.talked("work", alike);
@@ -406,13 +406,13 @@ fn garbage(bench: &Bench) -> Seen {
     assert!(ended.contains("were not messages"), "{ended}");
     let told = talk.events("bad_line").len();
     assert!((100..=110).contains(&told), "{told}");
-    assert_eq!(talk.said("go on").trim(), "on");
+    assert_eq!(talk.completed_turn_text("go on").trim(), "on");
     assert_eq!(talk.children(), 2);
     talk.close();
-    Seen::As("Of the carrier's lines; what the tool prints is output, whatever it is.")
+    CellOutcome::As("Of the carrier's lines; what the tool prints is output, whatever it is.")
 }
 
-fn huge_line(bench: &Bench) -> Seen {
+fn huge_line(bench: &Bench) -> CellOutcome {
     let before = bench.memory();
     let (mut talk, turn) = bench.talk("rough", "huge-line");
     let told = talk.stream.turn(&turn);
@@ -421,15 +421,15 @@ fn huge_line(bench: &Bench) -> Seen {
     assert!(ended.contains("a line of more than"), "{ended}");
     let more = bench.memory().saturating_sub(before);
     assert!(more < MEMORY, "{more} bytes more");
-    assert_eq!(talk.said("go on").trim(), "on");
+    assert_eq!(talk.completed_turn_text("go on").trim(), "on");
     assert_eq!(talk.children(), 2);
     talk.close();
-    Seen::As("Of the carrier's lines; what the tool prints is output, whatever it is.")
+    CellOutcome::As("Of the carrier's lines; what the tool prints is output, whatever it is.")
 }
 
-fn usage(bench: &Bench) -> Seen {
+fn usage(bench: &Bench) -> CellOutcome {
     let talk = bench.talked("work", "puts hi");
     assert_eq!(tokens(&talk), [0, 0]);
     talk.close();
-    Seen::None("A tool has no tokens: the usage is 0.")
+    CellOutcome::None("A tool has no tokens: the usage is 0.")
 }

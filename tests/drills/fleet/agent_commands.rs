@@ -61,7 +61,7 @@ fn give(daemon: &Daemon, pool: &str, prompt: &str) -> String {
     format!("/api/v1/tasks/{id}")
 }
 
-fn ended(daemon: &Daemon, task: &str) -> Value {
+fn wait_for_task_end(daemon: &Daemon, task: &str) -> Value {
     let mut seen = Value::Null;
     eventually(LONG, "the task is over", || {
         seen = daemon.get(task).body;
@@ -72,7 +72,7 @@ fn ended(daemon: &Daemon, task: &str) -> Value {
 
 /// Has a pool work a task; gives its session.
 fn worked(daemon: &Daemon, pool: &str, prompt: &str) -> String {
-    let task = ended(daemon, &give(daemon, pool, prompt));
+    let task = wait_for_task_end(daemon, &give(daemon, pool, prompt));
     assert_eq!(task["outcome"], "done", "{task}");
     task["session"].as_str().expect("a session").to_owned()
 }
@@ -82,7 +82,7 @@ fn command(daemon: &Daemon, session: &str, body: &Value) -> Answer {
 }
 
 /// What the agent answered.
-fn said(daemon: &Daemon, session: &str, name: &str, args: &str) -> Value {
+fn agent_answer(daemon: &Daemon, session: &str, name: &str, args: &str) -> Value {
     let answer = command(daemon, session, &json!({"command": name, "args": args}));
     assert_eq!(answer.status, 200, "{name}: {answer:?}");
     answer.body
@@ -140,7 +140,7 @@ fn a_command_is_answered_and_on_record_with_who_gave_it() {
     let drill = Drill::new(&scaiflux("own", ""));
     let daemon = Daemon::start(&drill);
     let session = worked(&daemon, "own", "say hello");
-    let answer = said(&daemon, &session, "context", "");
+    let answer = agent_answer(&daemon, &session, "context", "");
     let words = answer["text"].as_str().expect("a text");
     assert!(words.starts_with("Context: "), "{answer}");
     assert_eq!(
@@ -195,7 +195,7 @@ fn a_command_is_answered_and_on_record_with_who_gave_it() {
     );
 
     // The session is the same to the fleet, whatever the agent calls it now.
-    let cleared = said(&daemon, &session, "clear", "");
+    let cleared = agent_answer(&daemon, &session, "clear", "");
     assert_eq!(cleared["text"], "A new session begins.");
     assert_eq!(worked(&daemon, "own", "say again"), session);
     drill.assert_dense();
@@ -218,7 +218,7 @@ fn an_agent_that_exits_by_a_command_has_not_crashed() {
     let daemon = Daemon::start(&drill);
     for (pool, bye) in [("own", "Goodbye."), ("stays", "bye")] {
         let session = worked(&daemon, pool, "say hello");
-        assert_eq!(said(&daemon, &session, "exit", "")["text"], bye);
+        assert_eq!(agent_answer(&daemon, &session, "exit", "")["text"], bye);
         until_slot(&daemon, pool, "unloaded");
         let seen = until(&drill, &session, "child_exited", "stopped");
         let ended = place(&seen, "child_exited", "stopped");
@@ -283,9 +283,9 @@ fn while_a_turn_runs_and_where_there_are_none_a_command_is_refused() {
     );
     let gone = daemon.post(&format!("{task}/cancel"), &json!({}));
     assert_eq!(gone.status, 202, "{gone:?}");
-    ended(&daemon, &task);
+    wait_for_task_end(&daemon, &task);
     until_slot(&daemon, "own", "ready");
-    said(&daemon, session, "context", "");
+    agent_answer(&daemon, session, "context", "");
 }
 
 #[test]
@@ -309,13 +309,13 @@ fn a_text_goes_into_a_running_turn_of_loaf_and_other_commands_between_turns() {
     });
     let why = refused(&daemon, &session, &json!({"command": "help"}), 409);
     assert!(why.contains("a turn is running"), "{why}");
-    let steered = said(&daemon, &session, "steer", "say and that");
+    let steered = agent_answer(&daemon, &session, "steer", "say and that");
     assert_eq!(
         steered,
         json!({"ok": true, "text": "the agent accepted it", "cut": false})
     );
     std::fs::write(&go, "").expect("written");
-    let task = ended(&daemon, &task);
+    let task = wait_for_task_end(&daemon, &task);
     assert_eq!(task["outcome"], "done", "{task}");
     let seen = events(&drill, &session);
     let pieces = seen.iter().filter(|(kind, _)| kind == "text");
@@ -334,13 +334,13 @@ fn a_text_goes_into_a_running_turn_of_loaf_and_other_commands_between_turns() {
         409,
     );
     assert!(why.contains("no turn is running"), "{why}");
-    let helped = said(&daemon, &session, "help", "");
+    let helped = agent_answer(&daemon, &session, "help", "");
     assert!(helped["text"].as_str().is_some(), "{helped}");
-    let unknown = said(&daemon, &session, "nope", "");
+    let unknown = agent_answer(&daemon, &session, "nope", "");
     assert_eq!(unknown["ok"], false, "{unknown}");
     let ran = drill.run(&["command", &session, "nope"]);
     assert_eq!(ran.code, Some(1), "{}", ran.all());
-    said(&daemon, &session, "quit", "");
+    agent_answer(&daemon, &session, "quit", "");
     until_slot(&daemon, "demo", "unloaded");
     until(&drill, &session, "child_exited", "stopped");
 }
@@ -352,7 +352,7 @@ fn no_command_brings_an_agent_into_a_mode_in_which_it_asks_for_less() {
     let daemon = Daemon::start(&drill);
     let session = worked(&daemon, "own", "say hello");
     assert_eq!(
-        said(&daemon, &session, "mode", "prompt")["text"],
+        agent_answer(&daemon, &session, "mode", "prompt")["text"],
         "Mode: prompt"
     );
     let mode = json!({"command": "mode", "args": "workspace-write"});
@@ -373,7 +373,7 @@ fn no_command_brings_an_agent_into_a_mode_in_which_it_asks_for_less() {
 
     // Where only the walls are counted on, it may go into any.
     let session = worked(&daemon, "free", "say hello");
-    let told = said(&daemon, &session, "mode", "danger-full-access");
+    let told = agent_answer(&daemon, &session, "mode", "danger-full-access");
     assert_eq!(told["text"], "Mode: danger-full-access");
     assert_eq!(worked(&daemon, "free", "say on"), session);
 }
@@ -387,10 +387,13 @@ fn a_command_without_an_answer_is_given_up_and_a_prompt_waits_for_that() {
     ));
     let daemon = Daemon::start(&drill);
     let session = worked(&daemon, "demo", "hello");
-    let failed = said(&daemon, &session, "fails", "");
+    let failed = agent_answer(&daemon, &session, "fails", "");
     assert_eq!(failed["ok"], false);
     assert_eq!(failed["text"], "no such luck");
-    assert_eq!(said(&daemon, &session, "x", "two words")["text"], "two");
+    assert_eq!(
+        agent_answer(&daemon, &session, "x", "two words")["text"],
+        "two"
+    );
     let silent = json!({"command": "silent"});
     let (unanswered, task) = std::thread::scope(|scope| {
         let waits = scope.spawn(|| command(&daemon, &session, &silent));
@@ -400,7 +403,10 @@ fn a_command_without_an_answer_is_given_up_and_a_prompt_waits_for_that() {
             seen.any(|(kind, body)| kind == "command_sent" && body["command"] == "silent")
         });
         let task = give(&daemon, "demo", "waits");
-        (waits.join().expect("answered"), ended(&daemon, &task))
+        (
+            waits.join().expect("answered"),
+            wait_for_task_end(&daemon, &task),
+        )
     });
     assert_eq!(unanswered.status, 504, "{unanswered:?}");
     let why = unanswered.body["detail"].as_str().expect("a detail");

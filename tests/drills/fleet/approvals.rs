@@ -14,7 +14,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 pub(crate) const DIALECTS: [&str; 2] = ["scaiflux", "acp"];
 
 /// What no rule of `developer` allows.
-pub(crate) const ASKED: &str = "run touch made.txt";
+pub(crate) const UNDECIDED_PROMPT: &str = "run touch made.txt";
 
 pub(crate) fn pool(dialect: &str, more: &str) -> String {
     format!(
@@ -47,7 +47,7 @@ pub(crate) fn client(drill: &Drill, prompts: &[&str]) -> Child {
     command.spawn().expect("a client")
 }
 
-pub(crate) fn listed(drill: &Drill, more: &[&str]) -> Vec<Value> {
+pub(crate) fn list_approvals(drill: &Drill, more: &[&str]) -> Vec<Value> {
     let mut args = vec!["--json", "approvals", "ls"];
     args.extend(more);
     let ran = drill.run(&args);
@@ -62,7 +62,7 @@ pub(crate) fn listed(drill: &Drill, more: &[&str]) -> Vec<Value> {
 pub(crate) fn waiting(drill: &Drill, count: usize) -> Vec<Value> {
     let mut found = Vec::new();
     eventually(LONG, "asks wait", || {
-        found = listed(drill, &[]);
+        found = list_approvals(drill, &[]);
         found.len() == count
     });
     found
@@ -101,7 +101,7 @@ fn a_person_allows_what_waits_and_the_answer_counts_once() {
     for dialect in DIALECTS {
         let drill = Drill::new(&pool(dialect, ""));
         let _daemon = daemon(&drill);
-        let client = client(&drill, &[ASKED]);
+        let client = client(&drill, &[UNDECIDED_PROMPT]);
         let ask = waiting(&drill, 1).remove(0);
         assert_eq!(ask["state"], "pending", "{ask}");
         assert_eq!(
@@ -141,7 +141,7 @@ fn a_person_allows_what_waits_and_the_answer_counts_once() {
         let none = drill.run(&["approvals", "approve", "no-such-ask"]);
         assert_eq!(none.code, Some(2), "{}", none.all());
         assert!(waiting(&drill, 0).is_empty());
-        let over = listed(&drill, &["--ended"]);
+        let over = list_approvals(&drill, &["--ended"]);
         assert_eq!(over[0]["answer"]["approver"], "uid 0", "{over:?}");
         let by: String = drill
             .database()
@@ -164,7 +164,7 @@ fn a_denial_and_its_reason_reach_the_agent() {
     for dialect in DIALECTS {
         let drill = Drill::new(&pool(dialect, ""));
         let _daemon = daemon(&drill);
-        let client = client(&drill, &[ASKED]);
+        let client = client(&drill, &[UNDECIDED_PROMPT]);
         let ask = waiting(&drill, 1).remove(0);
         good(&answer(
             &drill,
@@ -186,9 +186,15 @@ fn a_denial_and_its_reason_reach_the_agent() {
 #[test]
 fn a_run_asks_only_where_it_is_told_to() {
     let drill = Drill::new(&pool("acp", ""));
-    let ran = drill.run(&["run", "--results", "r.jsonl", ASKED]);
+    let ran = drill.run(&["run", "--results", "r.jsonl", UNDECIDED_PROMPT]);
     assert_eq!(ran.code, Some(1), "{}", ran.all());
-    let mut running = drill.start(&["run", "--approvals", "--results", "r.jsonl", ASKED]);
+    let mut running = drill.start(&[
+        "run",
+        "--approvals",
+        "--results",
+        "r.jsonl",
+        UNDECIDED_PROMPT,
+    ]);
     eventually(LONG, "the control socket is there", || {
         drill.run(&["--json", "approvals", "ls"]).code == Some(0)
     });
@@ -215,11 +221,11 @@ fn nobody_answers_in_time() {
         let drill = Drill::new(&pool(dialect, &more));
         let _daemon = daemon(&drill);
         // The end of the turn comes behind the denial.
-        let prompt = format!("{ASKED}\nsleep 4s\nsay went on");
+        let prompt = format!("{UNDECIDED_PROMPT}\nsleep 4s\nsay went on");
         let result = result(&drill, client(&drill, &[&prompt]));
         assert_eq!(result["outcome"], outcome, "{result}");
         // Looked at when it is over: a look may take longer than it waits.
-        let ask = listed(&drill, &["--ended"]).remove(0);
+        let ask = list_approvals(&drill, &["--ended"]).remove(0);
         let said = result["answer"].as_str().unwrap_or_default();
         assert_eq!(said.contains("went on"), then == "deny", "{result}");
         assert_eq!(state(&drill, &ask), "expired");
@@ -315,7 +321,7 @@ fn a_bare_name_that_becomes_a_link_is_another_place() {
     let remembered = ["--remember", "session"];
     good(&answer(&drill, "approve", &first, &remembered));
     let again = || {
-        let listed = listed(&drill, &[]);
+        let listed = list_approvals(&drill, &[]);
         listed.into_iter().find(|of| id(of) != id(&first))
     };
     eventually(LONG, "it is asked again", || again().is_some());
@@ -374,7 +380,7 @@ fn a_full_queue_denies_and_identical_asks_are_one_row() {
         .expect("the first");
     let mut times = Value::Null;
     eventually(LONG, "the same is the same row", || {
-        let found = listed(&drill, &[]);
+        let found = list_approvals(&drill, &[]);
         let found = found.iter().find(|of| id(of) == id(first));
         times = found.map_or(Value::Null, |of| of["times"].clone());
         times == 2
@@ -404,7 +410,7 @@ fn a_full_queue_denies_and_identical_asks_are_one_row() {
 fn an_agent_that_goes_a_turn_that_is_cancelled_and_a_supervisor_that_ends_deny() {
     let drill = Drill::new(&pool("scaiflux", ""));
     let mut daemon = daemon(&drill);
-    let working = client(&drill, &[ASKED]);
+    let working = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     for pid in drill.agents() {
         let _ = std::process::Command::new("kill")
@@ -420,7 +426,7 @@ fn an_agent_that_goes_a_turn_that_is_cancelled_and_a_supervisor_that_ends_deny()
         late.all()
     );
 
-    let mut working = client(&drill, &[ASKED]);
+    let mut working = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     daemon.signal("TERM");
     assert_eq!(daemon.wait(LONG), Some(0));
@@ -494,21 +500,21 @@ fn the_same_request_id_twice_is_denied_and_so_is_too_large_an_input() {
         "cancelled",
         "an answer could be for either"
     );
-    assert!(listed(&drill, &[]).is_empty());
+    assert!(list_approvals(&drill, &[]).is_empty());
     let drill = Drill::new(&pool("scaiflux", ""));
     let _daemon = self::daemon(&drill);
     let large = format!("run touch {}", "x".repeat(70 << 10));
     let denied = result(&drill, client(&drill, &[&large]));
     assert_eq!(denied["outcome"], "denied", "{denied}");
     assert_eq!(denied["denied_by"][0], "too_large", "{denied}");
-    assert!(listed(&drill, &[]).is_empty());
+    assert!(list_approvals(&drill, &[]).is_empty());
 }
 
 #[test]
 fn with_nobody_to_answer_nobody_is_asked() {
     let drill = Drill::new(&pool("scaiflux", "approval = { approvers = [] }"));
     let _daemon = daemon(&drill);
-    let denied = result(&drill, client(&drill, &[ASKED]));
+    let denied = result(&drill, client(&drill, &[UNDECIDED_PROMPT]));
     assert_eq!(denied["outcome"], "denied", "{denied}");
-    assert!(listed(&drill, &["--ended"]).is_empty());
+    assert!(list_approvals(&drill, &["--ended"]).is_empty());
 }

@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use crate::drill::{Drill, NOBODY, eventually};
 use crate::fleet::approvals::{
-    ASKED, LONG, answer, client, daemon, id, listed, pool, result, state, waiting,
+    LONG, UNDECIDED_PROMPT, answer, client, daemon, id, list_approvals, pool, result, state,
+    waiting,
 };
 use crate::fleet::full_disk;
 
@@ -20,11 +21,15 @@ use crate::fleet::full_disk;
 fn a_full_disk_allows_nothing() {
     let drill = Drill::with_supervisor(full_disk::POOLS, "journal.min_free = \"12M\"");
     let running = full_disk::up(&drill);
-    let mut working = full_disk::client(&drill, &running, &["run", "--results", "r.jsonl", ASKED])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("a client");
+    let mut working = full_disk::client(
+        &drill,
+        &running,
+        &["run", "--results", "r.jsonl", UNDECIDED_PROMPT],
+    )
+    .stdout(Stdio::null())
+    .stderr(Stdio::null())
+    .spawn()
+    .expect("a client");
     let listed = || {
         let ran = full_disk::client(&drill, &running, &["--json", "approvals", "ls"]).output();
         String::from_utf8_lossy(&ran.expect("a client").stdout).into_owned()
@@ -93,7 +98,7 @@ fn over_http_only_a_token_sees_and_answers() {
     let owner = fs::read_to_string(&file).expect("a token");
     let owner = format!("\r\nAuthorization: Bearer {}", owner.trim());
     let ops_token = format!("\r\nAuthorization: Bearer {}", "o".repeat(40));
-    let working = client(&drill, &[ASKED]);
+    let working = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     let page = format!("/approvals/{}", id(&ask));
     let get =
@@ -140,7 +145,7 @@ fn over_http_only_a_token_sees_and_answers() {
     assert!(body.contains("\"state\":\"approved\""), "{body}");
     assert_eq!(post(&ops_token, None, &allow).0, 409);
     assert_eq!(result(&drill, working)["outcome"], "done");
-    let over = listed(&drill, &["--ended"]);
+    let over = list_approvals(&drill, &["--ended"]);
     assert_eq!(over[0]["answer"]["approver"], "token ops", "{over:?}");
 }
 
@@ -313,7 +318,7 @@ fn watchers_are_told_what_waits_each_change_and_the_end() {
     eventually(LONG, "there is room again", || {
         Watcher::come(&drill, &owner).0 == 200
     });
-    let second = client(&drill, &[ASKED]);
+    let second = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     assert_eq!(early.expect("approval")["approval"], ask["approval"]);
     daemon.signal("TERM");
@@ -350,7 +355,7 @@ fn a_policy_makes_the_asking_stricter() {
     let text = fs::read_to_string(drill.config()).expect("a file");
     fs::write(drill.config(), text.replace("size      = 1", "size = 2")).expect("a file");
     let _daemon = daemon(&drill);
-    let held = client(&drill, &[ASKED]);
+    let held = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     let refused = drill.run(&["run", "--results", "other.jsonl", "run touch other.txt"]);
     assert_eq!(refused.code, Some(1), "{}", refused.all());
@@ -373,7 +378,7 @@ fn a_policy_makes_the_asking_stricter() {
     // Nobody whom both name: nobody is asked.
     let nobody = with_policy("approvers = [\"ops\"]", "");
     let _daemon = crate::fleet::approvals::daemon(&nobody);
-    let denied = nobody.run(&["run", "--results", "r.jsonl", ASKED]);
+    let denied = nobody.run(&["run", "--results", "r.jsonl", UNDECIDED_PROMPT]);
     assert_eq!(
         nobody.results("r.jsonl")[0]["outcome"],
         "denied",
@@ -386,7 +391,7 @@ fn a_policy_makes_the_asking_stricter() {
 fn the_morning_page_shows_what_waits_and_not_what_is_over() {
     let drill = Drill::new(&pool("acp", ""));
     let mut daemon = daemon(&drill);
-    let working = client(&drill, &[ASKED]);
+    let working = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     let report = || -> Value {
         let ran = drill.run(&["--json", "report"]);

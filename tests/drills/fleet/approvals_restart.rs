@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use crate::drill::{Drill, Running, eventually, metric};
 use crate::fleet::approvals::{
-    ASKED, DIALECTS, LONG, answer, client, daemon, good, id, listed, pool, result, state, waiting,
+    DIALECTS, LONG, UNDECIDED_PROMPT, answer, client, daemon, good, id, list_approvals, pool,
+    result, state, waiting,
 };
 
 /// One session for task after task, which is loaded again.
@@ -29,7 +30,7 @@ fn after_a_kill_the_answer_is_kept_and_used_once_by_the_resumed_agent() {
     for dialect in DIALECTS {
         let drill = Drill::new(&slot_pool(dialect));
         let first = daemon(&drill);
-        let lost = client(&drill, &[ASKED]);
+        let lost = client(&drill, &[UNDECIDED_PROMPT]);
         let ask = waiting(&drill, 1).remove(0);
         killed(first, lost);
         let _second = daemon(&drill);
@@ -64,12 +65,12 @@ fn after_a_kill_the_answer_is_kept_and_used_once_by_the_resumed_agent() {
             .expect("the other");
         good(&answer(&drill, "reject", found, &[]));
         assert_eq!(result(&drill, other)["outcome"], "denied");
-        let back = result(&drill, client(&drill, &[ASKED]));
+        let back = result(&drill, client(&drill, &[UNDECIDED_PROMPT]));
         assert_eq!(back["outcome"], "done", "{back}");
         assert_eq!(back["changes"][0]["path"], "made.txt", "{back}");
         assert_eq!(state(&drill, &ask), "approved");
         // Once.
-        let anew = client(&drill, &[ASKED]);
+        let anew = client(&drill, &[UNDECIDED_PROMPT]);
         let next = waiting(&drill, 1).remove(0);
         assert_ne!(id(&next), id(&ask));
         good(&answer(&drill, "reject", &next, &[]));
@@ -82,11 +83,11 @@ fn after_a_kill_the_answer_is_kept_and_used_once_by_the_resumed_agent() {
 fn after_a_kill_a_resumed_agent_waits_for_the_same_ask_and_others_are_over() {
     let drill = Drill::new(&slot_pool("acp"));
     let first = daemon(&drill);
-    let lost = client(&drill, &[ASKED]);
+    let lost = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     killed(first, lost);
     let second = daemon(&drill);
-    let back = client(&drill, &[ASKED]);
+    let back = client(&drill, &[UNDECIDED_PROMPT]);
     let mut again = waiting(&drill, 1).remove(0);
     eventually(LONG, "the agent waits for it again", || {
         again = waiting(&drill, 1).remove(0);
@@ -101,11 +102,11 @@ fn after_a_kill_a_resumed_agent_waits_for_the_same_ask_and_others_are_over() {
     // A session that ends with its task is not resumed.
     let drill = Drill::new(&pool("acp", ""));
     let first = daemon(&drill);
-    let lost = client(&drill, &[ASKED]);
+    let lost = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     killed(first, lost);
     let _second = daemon(&drill);
-    assert!(listed(&drill, &[]).is_empty());
+    assert!(list_approvals(&drill, &[]).is_empty());
     assert_eq!(state(&drill, &ask), "expired");
     let late = answer(&drill, "approve", &ask, &[]);
     assert_eq!(late.code, Some(1), "{}", late.all());
@@ -117,7 +118,7 @@ fn a_released_session_waits_without_its_child_and_lets_others_work() {
         let release = "approval = { when_waiting = \"release\" }\n";
         let drill = Drill::new(&(slot_pool(dialect) + release));
         let mut daemon = daemon(&drill);
-        let working = client(&drill, &[ASKED]);
+        let working = client(&drill, &[UNDECIDED_PROMPT]);
         let ask = waiting(&drill, 1).remove(0);
         eventually(LONG, "its child is gone", || {
             state(&drill, &ask) == "orphaned" && drill.agents().is_empty()
@@ -148,7 +149,7 @@ fn a_released_session_waits_without_its_child_and_lets_others_work() {
     let release = "approval = { when_waiting = \"release\", timeout = \"3s\" }\n";
     let drill = Drill::new(&(slot_pool("acp") + release));
     let _daemon = daemon(&drill);
-    let denied = result(&drill, client(&drill, &[ASKED]));
+    let denied = result(&drill, client(&drill, &[UNDECIDED_PROMPT]));
     assert_eq!(denied["outcome"], "denied", "{denied}");
     let detail = denied["detail"].as_str().expect("a detail");
     assert!(detail.contains("nobody answered approval"), "{denied}");
@@ -160,14 +161,14 @@ fn an_orphan_expires_by_itself() {
     let text = slot_pool("acp") + "approval = { timeout = \"25s\" }\n";
     let drill = Drill::new(&text);
     let first = daemon(&drill);
-    let lost = client(&drill, &[ASKED]);
+    let lost = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     killed(first, lost);
     let _second = daemon(&drill);
     assert_eq!(state(&drill, &ask), "orphaned");
     eventually(LONG, "it expires", || state(&drill, &ask) == "expired");
-    assert!(listed(&drill, &[]).is_empty());
-    let back = client(&drill, &[ASKED]);
+    assert!(list_approvals(&drill, &[]).is_empty());
+    let back = client(&drill, &[UNDECIDED_PROMPT]);
     assert_ne!(id(&waiting(&drill, 1)[0]), id(&ask), "it is asked anew");
     drop(back);
 }
@@ -176,7 +177,7 @@ fn an_orphan_expires_by_itself() {
 fn an_answer_is_remembered_as_long_as_it_says_and_as_the_pool_lets_it() {
     let drill = Drill::new(&slot_pool("scaiflux"));
     let _daemon = daemon(&drill);
-    let twice = format!("{ASKED}\n{ASKED}");
+    let twice = format!("{UNDECIDED_PROMPT}\n{UNDECIDED_PROMPT}");
     let working = client(&drill, &[&twice]);
     let ask = waiting(&drill, 1).remove(0);
     good(&answer(&drill, "approve", &ask, &["--remember", "turn"]));
@@ -197,7 +198,7 @@ fn an_answer_is_remembered_as_long_as_it_says_and_as_the_pool_lets_it() {
     let text = pool("acp", "approval = { remember = \"never\" }");
     let drill = Drill::new(&text);
     let _daemon = daemon(&drill);
-    let working = client(&drill, &[ASKED]);
+    let working = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     let refused = answer(&drill, "approve", &ask, &["--remember", "turn"]);
     assert_eq!(refused.code, Some(1), "{}", refused.all());
@@ -215,7 +216,7 @@ fn an_answer_is_remembered_as_long_as_it_says_and_as_the_pool_lets_it() {
 fn the_same_words_in_another_directory_are_another_ask() {
     let drill = Drill::new(&(slot_pool("acp") + "shell_cwd = \"sticky\"\n"));
     let _daemon = daemon(&drill);
-    let script = format!("{ASKED}\n{ASKED}\nrun cd src\n{ASKED}");
+    let script = format!("{UNDECIDED_PROMPT}\n{UNDECIDED_PROMPT}\nrun cd src\n{UNDECIDED_PROMPT}");
     let working = client(&drill, &[&script]);
     let first = waiting(&drill, 1).remove(0);
     good(&answer(
@@ -226,7 +227,7 @@ fn the_same_words_in_another_directory_are_another_ask() {
     ));
     let mut second = first.clone();
     eventually(LONG, "the third is asked anew", || {
-        let found = listed(&drill, &[]);
+        let found = list_approvals(&drill, &[]);
         second = found.first().cloned().unwrap_or_else(|| first.clone());
         id(&second) != id(&first)
     });
@@ -260,15 +261,15 @@ fn what_a_stricter_policy_does_not_permit_any_more_does_not_hold() {
     };
     put("");
     let first = daemon(&drill);
-    let working = client(&drill, &[ASKED]);
+    let working = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     good(&answer(&drill, "approve", &ask, &["--remember", "session"]));
     assert_eq!(result(&drill, working)["outcome"], "done");
-    let cached = result(&drill, client(&drill, &[ASKED]));
+    let cached = result(&drill, client(&drill, &[UNDECIDED_PROMPT]));
     assert_eq!(cached["outcome"], "done", "{cached}");
     put("remember = \"turn\"");
     good(&drill.run(&["policy", "reload"]));
-    let working = client(&drill, &[ASKED]);
+    let working = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     good(&answer(&drill, "reject", &ask, &[]));
     assert_eq!(result(&drill, working)["outcome"], "denied");
@@ -312,6 +313,6 @@ fn what_is_not_remembered_is_not_said_to_be() {
     let told: Value = serde_json::from_str(said.stdout.trim()).expect("JSON");
     assert_eq!(told["remember"], "never", "{told}");
     assert_eq!(result(&drill, working)["outcome"], "done");
-    let over = listed(&drill, &["--ended"]).remove(0);
+    let over = list_approvals(&drill, &["--ended"]).remove(0);
     assert_eq!(over["answer"]["remember"], "never", "{over}");
 }

@@ -16,9 +16,9 @@ use crate::drill::{Drill, eventually};
 
 /// What something has said so far.
 #[derive(Clone, Default)]
-struct Heard(Arc<Mutex<Vec<u8>>>, Arc<AtomicBool>);
+struct OutputReader(Arc<Mutex<Vec<u8>>>, Arc<AtomicBool>);
 
-impl Heard {
+impl OutputReader {
     /// Hears until the end, beside the test.
     fn of(mut from: impl std::io::Read + Send + 'static) -> Self {
         let heard = Self::default();
@@ -61,8 +61,8 @@ impl Heard {
 struct Piped {
     child: Child,
     stdin: Option<ChildStdin>,
-    out: Heard,
-    err: Heard,
+    out: OutputReader,
+    err: OutputReader,
 }
 
 impl Piped {
@@ -71,8 +71,8 @@ impl Piped {
         command.stdin(Stdio::piped());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
-        let out = Heard::of(child.stdout.take().expect("a pipe"));
-        let err = Heard::of(child.stderr.take().expect("a pipe"));
+        let out = OutputReader::of(child.stdout.take().expect("a pipe"));
+        let err = OutputReader::of(child.stderr.take().expect("a pipe"));
         let stdin = child.stdin.take();
         Self {
             child,
@@ -91,7 +91,7 @@ impl Piped {
     /// Closes its input; gives how it ended.
     fn end(&mut self) -> Option<i32> {
         drop(self.stdin.take());
-        let code = ended(&mut self.child, &self.err);
+        let code = wait_for_exit(&mut self.child, &self.err);
         self.out.whole();
         self.err.whole();
         code
@@ -105,7 +105,7 @@ impl Drop for Piped {
     }
 }
 
-fn ended(child: &mut Child, told: &Heard) -> Option<i32> {
+fn wait_for_exit(child: &mut Child, told: &OutputReader) -> Option<i32> {
     let mut status = None;
     eventually(LONG, "its end", || {
         status = child.try_wait().expect("a child");
@@ -274,7 +274,7 @@ fn a_hangup_while_a_chat_is_created_creates_no_second_one() {
 struct Typed {
     child: Child,
     keys: fs::File,
-    screen: Heard,
+    screen: OutputReader,
 }
 
 impl Typed {
@@ -303,7 +303,7 @@ impl Typed {
         command.stdin(theirs()).stdout(theirs()).stderr(theirs());
         let child = command.spawn().expect("setsid");
         let keys = fs::File::from(ours);
-        let screen = Heard::of(keys.try_clone().expect("a copy"));
+        let screen = OutputReader::of(keys.try_clone().expect("a copy"));
         Self {
             child,
             keys,
@@ -323,7 +323,7 @@ impl Typed {
     }
 
     fn end(&mut self) -> Option<i32> {
-        ended(&mut self.child, &self.screen)
+        wait_for_exit(&mut self.child, &self.screen)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Chats: what was answered holds over a kill of the daemon, and what is asked twice is done once.
+//! Chats: an acknowledged request survives a kill of the daemon, and a repeated one is carried out once.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;

@@ -1,11 +1,11 @@
-//! Chats that are stopped, closed and forgotten; what is told of it, over kills and restarts.
+//! Chats that are stopped, closed and deleted, and their notifications, over kills and restarts.
 
 use std::fs;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::chat_client::{Daemon, LONG, Told, drill, drill_of, text};
+use crate::chat_client::{Daemon, LONG, StreamEvent, drill, drill_of, text};
 use crate::drill::{Drill, eventually};
 
 fn number(drill: &Drill, query: &str) -> i64 {
@@ -20,7 +20,7 @@ fn killed(mut daemon: Daemon) {
 }
 
 /// The turns that were stopped, in the order in which that was told.
-fn stopped(events: &[Told]) -> Vec<&str> {
+fn stopped(events: &[StreamEvent]) -> Vec<&str> {
     let stopped = events.iter().filter(|told| told.name == "stopped");
     let ids = stopped.map(|told| {
         assert_eq!(told.data["reason"], "user_cancelled", "{told:?}");

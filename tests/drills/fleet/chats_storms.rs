@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::json;
 
-use crate::chat_client::{DIALECTS, Daemon, LONG, Sse, Told, drill, drill_of};
+use crate::chat_client::{DIALECTS, Daemon, LONG, Sse, StreamEvent, drill, drill_of};
 use crate::drill::{Drill, count, descendants, eventually};
 
 fn number(drill: &Drill, query: &str) -> i64 {
@@ -56,13 +56,13 @@ fn connect(daemon: &Daemon, chat: &str, after: Option<&str>, way: usize) -> Sse 
 }
 
 /// An event of either shape as it is in the named one.
-fn named(told: Told) -> Told {
+fn named(told: StreamEvent) -> StreamEvent {
     if !told.name.is_empty() {
         return told;
     }
     let name = told.data["type"].as_str().expect("a type").to_owned();
     let data = told.data["data"].clone();
-    Told { name, data, ..told }
+    StreamEvent { name, data, ..told }
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_stream_that_is_cut_at_random_has_the_sequence_of_one_that_is_not() {
     let of = turn.clone();
     let whole = thread::spawn(move || stream.turn(&of));
     let mut dice = dice();
-    let mut got: Vec<Told> = Vec::new();
+    let mut got: Vec<StreamEvent> = Vec::new();
     for _ in 0..count(100) {
         let after = got.last().map(|told| told.id.clone());
         let mut stream = connect(&daemon, &chat, after.as_deref(), dice.random_range(0..4));
@@ -89,7 +89,7 @@ fn a_stream_that_is_cut_at_random_has_the_sequence_of_one_that_is_not() {
             got.push(named(told));
         }
     }
-    let is_its_end = |told: &Told| told.data["turn_id"] == *turn;
+    let is_its_end = |told: &StreamEvent| told.data["turn_id"] == *turn;
     assert!(!got.iter().any(is_its_end), "all cuts are in the turn");
     let stopped = daemon.post(&format!("{chat}/stop"), &json!({}));
     assert_eq!(stopped.status, 200, "{stopped:?}");
@@ -162,7 +162,7 @@ fn a_hundred_prompts_at_once_to_an_unloaded_chat_start_one_child() {
 
 /// What a daemon holds.
 #[derive(Debug, Clone, Copy)]
-struct Held {
+struct ResourceCounts {
     /// KiB.
     memory: i64,
     descriptors: usize,
@@ -174,7 +174,7 @@ struct Held {
     of_turns: i64,
 }
 
-fn held(drill: &Drill, daemon: &Daemon) -> Held {
+fn resource_counts(drill: &Drill, daemon: &Daemon) -> ResourceCounts {
     let pid = daemon.running.pid();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -185,7 +185,7 @@ fn held(drill: &Drill, daemon: &Daemon) -> Held {
             .count()
     };
     let rows = |tables: &[&str]| tables.iter().map(|table| number(drill, table)).sum();
-    Held {
+    ResourceCounts {
         memory: memory.expect("a number"),
         descriptors: entries("fd"),
         processes: descendants(pid).len(),
@@ -203,11 +203,11 @@ fn held(drill: &Drill, daemon: &Daemon) -> Held {
 }
 
 /// The same once it is quiet: the helper for the next start comes a moment after a start.
-fn settled(drill: &Drill, daemon: &Daemon) -> Held {
-    let mut last = held(drill, daemon);
+fn settled(drill: &Drill, daemon: &Daemon) -> ResourceCounts {
+    let mut last = resource_counts(drill, daemon);
     eventually(LONG, "nothing comes or goes", || {
         thread::sleep(Duration::from_millis(500));
-        let before = std::mem::replace(&mut last, held(drill, daemon));
+        let before = std::mem::replace(&mut last, resource_counts(drill, daemon));
         (before.processes, before.descriptors) == (last.processes, last.descriptors)
     });
     last
@@ -244,11 +244,11 @@ fn agents_that_come_and_go_all_the_time_leave_nothing_behind() {
         }
     }
     let before = before.expect("measured");
-    let mut after = held(&drill, &daemon);
+    let mut after = resource_counts(&drill, &daemon);
     println!("after {first} rounds {before:?}; after {last} {after:?}");
     // What the last one left goes a moment later.
     eventually(LONG, "processes and descriptors are as they were", || {
-        after = held(&drill, &daemon);
+        after = resource_counts(&drill, &daemon);
         after.processes <= before.processes
             && after.descriptors <= before.descriptors + 8
             && after.threads <= before.threads + 16
@@ -276,7 +276,7 @@ fn a_daemon_that_is_killed_at_random_loses_and_repeats_nothing() {
         let mut dice = dice();
         let chats = [daemon.create("say begin"), daemon.create("say begin")];
         let mut accepted: Vec<Vec<String>> = vec![Vec::new(); chats.len()];
-        let mut told: Vec<Vec<Told>> = vec![Vec::new(); chats.len()];
+        let mut told: Vec<Vec<StreamEvent>> = vec![Vec::new(); chats.len()];
         for round in 0..count(5) {
             for (at, chat) in chats.iter().enumerate() {
                 let text = format!("say round{round}-a\nsleep 200ms");
@@ -317,7 +317,7 @@ fn a_daemon_that_is_killed_at_random_loses_and_repeats_nothing() {
                 // One that an agent may have had is lost, and that is said; all others were sent.
                 let outcome = turn["outcome"].as_str().expect("an end");
                 assert!(matches!(outcome, "completed" | "lost"), "{turn}");
-                let is_its = |of: &&Told| of.data["turn_id"] == turn["turn_id"];
+                let is_its = |of: &&StreamEvent| of.data["turn_id"] == turn["turn_id"];
                 let ends: Vec<_> = told[at].iter().filter(is_its).collect();
                 assert_eq!(ends.len(), 1, "{dialect}: {turn} {ends:?}");
                 let name = if outcome == "lost" { "error" } else { "done" };

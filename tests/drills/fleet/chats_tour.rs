@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::chat_client::{Daemon, POLICY};
 use crate::drill::Drill;
-use crate::fleet::plans::given;
+use crate::fleet::plans::chown_to_nobody;
 
 /// The configuration that the page shows, with a pool in which agents share the workspace.
 fn drill() -> Drill {
@@ -29,7 +29,7 @@ file = "asking.toml"
         shown.replace("/srv/project", "project")
     ));
     fs::write(drill.path("asking.toml"), POLICY).expect("asking.toml");
-    given(&drill.workspace());
+    chown_to_nobody(&drill.workspace());
     drill
 }
 

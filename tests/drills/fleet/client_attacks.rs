@@ -56,7 +56,7 @@ const WILD: &str = r#""python3", "agent.py""#;
 const SCRIPTED: &str = r#""marshal", "script-agent", "--dialect", "acp""#;
 
 /// What the agent said in a run of these tasks, and what its tools did.
-fn told(drill: &Drill, tasks: &[&str]) -> (String, String) {
+fn run_tasks(drill: &Drill, tasks: &[&str]) -> (String, String) {
     let mut args = vec!["--json", "run", "--results", "results.jsonl"];
     args.extend(tasks);
     let ran = drill.run(&args);
@@ -83,7 +83,7 @@ fn theft(more: &str) -> (u32, u32) {
         script.push_str("\nclient-read README.md\nterminal true");
     }
     script.push_str("\nrun touch stop; until test -s loot; do sleep 0.1; done; cat loot");
-    let (said, all) = told(&drill, &[&script]);
+    let (said, all) = run_tasks(&drill, &[&script]);
     let loot = said.rsplit("taken ").next().unwrap_or_default().trim();
     let (taken, accepted) = loot
         .split_once(" accepted ")
@@ -107,7 +107,7 @@ fn files_that_wait_do_not_begin_after_their_turn() {
     // An agent that is late to hear its first answer is late to end its turn, and then more were begun.
     for _ in 0..8 {
         let drill = drill(WILD, "session = \"slot\"");
-        let (said, all) = told(&drill, &["flood", "count"]);
+        let (said, all) = run_tasks(&drill, &["flood", "count"]);
         let of = |word: &str| -> usize {
             let mut words = said.split_whitespace().skip_while(|of| *of != word);
             let number = words.nth(1).unwrap_or_else(|| panic!("{said}\n{all}"));
@@ -126,7 +126,7 @@ fn files_that_wait_do_not_begin_after_their_turn() {
 #[test]
 fn who_waits_for_a_command_that_never_began_is_answered() {
     let drill = drill(WILD, "timeouts = { silence = \"30s\" }");
-    let (said, all) = told(&drill, &["ghost"]);
+    let (said, all) = run_tasks(&drill, &["ghost"]);
     assert!(said.contains("unanswered 0"), "{said}\n{all}");
 }
 
@@ -149,7 +149,7 @@ fn a_write_that_was_held_up_does_not_land_after_it_was_given_up() {
     let drill = drill(WILD, "");
     // The process may have written before it can be stopped.
     for _ in 0..5 {
-        let (said, all) = told(&drill, &["stopped"]);
+        let (said, all) = run_tasks(&drill, &["stopped"]);
         if said.contains("missed") {
             continue;
         }
@@ -169,7 +169,7 @@ fn a_person_is_shown_directory_variables_and_the_text_that_is_written() {
     let mut editor = Editor::start(&drill, "demo");
     let session = editor.open(&drill);
     assert_eq!(editor.prompt(&session, "person"), "end_turn");
-    assert!(editor.said().contains("run 0 write 0"));
+    assert!(editor.take_agent_text().contains("run 0 write 0"));
     let shown: Vec<String> = editor
         .asked
         .iter()

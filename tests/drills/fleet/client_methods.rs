@@ -49,13 +49,13 @@ fn open(more: &str) -> Drill {
 }
 
 /// One task: what the agent said, and every event.
-struct Told {
+struct TaskRecord {
     ran: Ran,
     text: String,
     events: Vec<Value>,
 }
 
-fn tell(drill: &Drill, script: &str) -> Told {
+fn tell(drill: &Drill, script: &str) -> TaskRecord {
     let ran = drill.run(&["--json", "run", script]);
     let lines = ran.stdout.lines();
     let events: Vec<Value> = lines
@@ -65,10 +65,10 @@ fn tell(drill: &Drill, script: &str) -> Told {
     let text = texts
         .filter_map(|event| event["body"]["delta"].as_str())
         .collect();
-    Told { ran, text, events }
+    TaskRecord { ran, text, events }
 }
 
-impl Told {
+impl TaskRecord {
     #[track_caller]
     fn has(&self, part: &str) -> &Self {
         assert!(
@@ -500,7 +500,7 @@ fn allowed(drill: &Drill) -> Vec<String> {
 }
 
 /// The files that a run made, as the agent names them.
-fn made(drill: &Drill) -> Vec<String> {
+fn created_files(drill: &Drill) -> Vec<String> {
     let dirs = copies(drill).into_iter();
     let entries = dirs.flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten());
     entries
@@ -532,15 +532,15 @@ fn nothing_is_done_before_its_verdict_is_on_the_disk() {
         fs::write(copy.join("go"), "").expect("go");
     }
     std::thread::sleep(Duration::from_millis(2500));
-    assert_eq!(made(&drill), Vec::<String>::new());
+    assert_eq!(created_files(&drill), Vec::<String>::new());
     blocker.execute_batch("ROLLBACK").expect("unlock");
     drop(blocker);
-    eventually(LONG, "both are made", || made(&drill).len() == 2);
+    eventually(LONG, "both are made", || created_files(&drill).len() == 2);
     running.signal("KILL");
     running.child.wait().expect("it ended");
     eventually(LONG, "nothing is left", || drill.agents().is_empty());
     let allowed = allowed(&drill);
-    for path in made(&drill) {
+    for path in created_files(&drill) {
         assert!(allowed.contains(&path), "{path} is not in {allowed:?}");
     }
 }

@@ -43,7 +43,7 @@ fn number(drill: &Drill, query: &str) -> i64 {
     found.unwrap_or_else(|error| panic!("{query}: {error}"))
 }
 
-fn ended(drill: &Drill) -> i64 {
+fn count_ended_tasks(drill: &Drill) -> i64 {
     if !drill.state().join("journal.db").exists() {
         return 0;
     }
@@ -74,7 +74,7 @@ fn killed_at(drill: &Drill, args: &[&str], tasks: i64) -> BTreeSet<String> {
     let mut running = drill.start(args);
     // Looked at while it stands still: the turn that is seen is one that the kill ends.
     eventually(LONG, "enough tasks have ended, and some run", || {
-        if ended(drill) < tasks {
+        if count_ended_tasks(drill) < tasks {
             return false;
         }
         running.signal("STOP");
@@ -283,7 +283,7 @@ fn a_cancelled_run_is_over_and_a_new_one_names_what_is_unfinished() {
     let text = text.replacen("sleep 150ms", "sleep 600s", 1);
     fs::write(drill.path("tasks.jsonl"), text).expect("tasks.jsonl");
     let mut running = drill.start(&["run", "tasks.jsonl"]);
-    eventually(LONG, "the run works", || ended(&drill) >= 2);
+    eventually(LONG, "the run works", || count_ended_tasks(&drill) >= 2);
     running.signal("INT");
     assert_eq!(running.wait(LONG), Some(1));
     refused(
@@ -352,7 +352,7 @@ fn a_task_whose_pool_is_gone_fails_and_says_so() {
     fs::write(drill.path("tasks.jsonl"), lines.join("\n")).expect("tasks");
     let mut running = drill.start(&["run", "tasks.jsonl"]);
     eventually(LONG, "both pools work", || {
-        ended(&drill) == 0 && drill.agents().len() >= 2 && in_flight(&drill).len() == 2
+        count_ended_tasks(&drill) == 0 && drill.agents().len() >= 2 && in_flight(&drill).len() == 2
     });
     running.child.kill().expect("kill -9");
     let _ = running.child.wait();

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::drill::Drill;
-use crate::editor::{Editor, Says};
+use crate::editor::{Editor, PermissionAnswer};
 use crate::fleet::editors::text;
 
 /// Every call is a person's to decide.
@@ -41,7 +41,7 @@ fn an_ask_is_over_before_the_agent_gives_up_the_pool_and_the_policy_may_say_less
     ] {
         let drill = drill(ask, of_policy);
         let mut editor = Editor::start(&drill, "demo");
-        editor.says = Says::Nothing;
+        editor.says = PermissionAnswer::Nothing;
         let session = editor.open(&drill);
         let began = Instant::now();
         let stop = editor.prompt(&session, "write no.txt x\nsay on");
@@ -52,7 +52,7 @@ fn an_ask_is_over_before_the_agent_gives_up_the_pool_and_the_policy_may_say_less
             "{ask} {of_policy}: {took:?}"
         );
         assert_eq!(editor.asked.len(), 1, "{ask} {of_policy}");
-        assert!(editor.said().contains("on"));
+        assert!(editor.take_agent_text().contains("on"));
         let verdict = "SELECT decision || ' ' || decided_by FROM permission_requests";
         assert_eq!(text(&drill, verdict), ["deny timeout"], "{ask} {of_policy}");
     }

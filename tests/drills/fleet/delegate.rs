@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::drill::{Drill, eventually, metric, processes};
 use crate::fleet::approvals::{
-    ASKED, DIALECTS, LONG, answer, client, daemon, good, result, waiting,
+    DIALECTS, LONG, UNDECIDED_PROMPT, answer, client, daemon, good, result, waiting,
 };
 use crate::provider::{Got, Provider, whole};
 
@@ -224,7 +224,7 @@ fn a_person_is_asked_when_it_wants_one_and_is_not_when_it_denies() {
     assert_eq!((row.decision.as_str(), row.by.as_str()), ("allow", "human"));
     assert_eq!(row.facts["delegate"]["policy"], "allow");
     // What the policy asks for and it denies, nobody is asked about.
-    let ended = client(&drill, &[ASKED]);
+    let ended = client(&drill, &[UNDECIDED_PROMPT]);
     assert_eq!(result(&drill, ended)["outcome"], "denied");
     let last = rows(&drill).pop().expect("a row");
     assert_eq!(
@@ -252,11 +252,11 @@ fn a_person_is_asked_when_it_wants_one_and_is_not_when_it_denies() {
 #[test]
 fn what_a_person_allows_it_may_still_deny() {
     // What it says, in the order in which it is asked: each request twice.
-    const SAYS: [&str; 8] = [
+    const ANSWERS: [&str; 8] = [
         "allow", "allow", "ask", "ask", "allow", "deny", "allow", "nonsense",
     ];
     let asked = AtomicUsize::new(0);
-    let server = opa(move |_| (SAYS[asked.fetch_add(1, Ordering::SeqCst)], "by then"));
+    let server = opa(move |_| (ANSWERS[asked.fetch_add(1, Ordering::SeqCst)], "by then"));
     let drill = Drill::new(&pools("acp", 1, "", &by_url(&server, "")));
     let _daemon = daemon(&drill);
     for (number, (outcome, part)) in [

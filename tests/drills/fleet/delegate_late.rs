@@ -15,7 +15,7 @@ use crate::fleet::reload::{counts, own, put};
 use crate::provider::{Got, Provider, whole};
 
 /// A server that allows as soon as it may.
-fn held(may: &Arc<AtomicBool>) -> Provider {
+fn delayed_server(may: &Arc<AtomicBool>) -> Provider {
     let may = Arc::clone(may);
     Provider::start(move |_, _: &Got, to: &mut dyn Write| {
         eventually(LONG, "it may", || may.load(Ordering::SeqCst));
@@ -69,7 +69,7 @@ fn rows(drill: &Drill) -> Vec<(String, String, String)> {
 fn a_policy_that_denies_meanwhile_denies_and_one_that_asks_asks() {
     for (decision, is_allowed) in [("deny", false), ("ask", true), ("allow", true)] {
         let may = Arc::new(AtomicBool::new(false));
-        let server = held(&may);
+        let server = delayed_server(&may);
         let drill = drill(&server, &own("deny", "allow", ""));
         let _daemon = daemon(&drill);
         let working = client(&drill, &["run echo one"]);

@@ -1,4 +1,4 @@
-//! Editors that break the protocol, ask for what they cannot have, or do not read.
+//! Editors that break the protocol, request what they may not have, or do not read.
 
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ fn prompts_wait_in_their_order_and_too_many_are_refused() {
         }
     }
     assert_eq!(refused, 4);
-    let said = editor.said();
+    let said = editor.take_agent_text();
     let places: Vec<_> = (0..16)
         .map(|n| said.find(&format!("number-{n}.")).expect("said"))
         .collect();
@@ -214,7 +214,7 @@ fn only_directories_of_the_workspace_are_opened_and_nothing_is_passed_inside() {
     let session = reply["result"]["sessionId"].as_str().expect("opened");
     let session = session.to_owned();
     assert_eq!(editor.prompt(&session, "list .\nread lib.rs"), "end_turn");
-    let said = editor.said();
+    let said = editor.take_agent_text();
     assert!(
         said.contains("`.` has 1 entries") || said.contains("has 1 entr"),
         "{said}"

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::drill::{Drill, eventually};
-use crate::editor::{Editor, Says};
+use crate::editor::{Editor, PermissionAnswer};
 use crate::fleet::editors::{DIALECTS, copy, daemon, drill_of, events, nothing_runs, text};
 
 const IDLE: &str = "timeouts = { idle = \"300ms\" }";
@@ -35,7 +35,7 @@ fn a_quiet_child_is_stopped_and_the_next_prompt_brings_the_session_back_as_it_wa
         let told = |kind: &str| editor.kinds().iter().filter(|of| **of == kind).count();
         assert_eq!(told("user_message_chunk"), 0, "{dialect}");
         assert_eq!(told("tool_call"), 1, "{dialect}");
-        let said = editor.said();
+        let said = editor.take_agent_text();
         assert!(said.contains("say one"), "{dialect}: {said}");
         assert!(said.contains("`kept.txt` has 2 bytes"), "{said}");
         if dialect == "acp" {
@@ -92,7 +92,7 @@ fn a_child_that_is_killed_between_turns_comes_back_with_the_next_prompt() {
         editor.updates.clear();
         assert_eq!(editor.prompt(&session, "recall"), "end_turn", "{dialect}");
         assert_eq!(fresh_told(&editor), 0, "{dialect}");
-        let said = editor.said();
+        let said = editor.take_agent_text();
         assert!(said.contains("say one"), "{dialect}: {said}");
         assert_eq!(drill.assert_dense(), 1);
         // It may have been taken in twice, if the child was not known to be gone; not so for people.
@@ -133,7 +133,7 @@ fn an_agent_without_a_way_back_begins_anew_and_the_user_reads_so_before_its_answ
         let first = editor.updates[0]["update"]["content"]["text"].as_str();
         let is_first = first.is_some_and(|text| text.starts_with("[marshal]"));
         assert!(is_first, "{dialect}: {:?}", editor.updates[0]);
-        let said = editor.said();
+        let said = editor.take_agent_text();
         assert!(!said.contains("say one"), "{dialect}: {said}");
         assert!(said.contains("`kept.txt` has 2 bytes"), "{said}");
         assert_eq!(events(&drill, "session_fresh"), 1, "{dialect}");
@@ -150,7 +150,7 @@ fn a_session_is_loaded_while_its_earlier_client_is_still_being_let_go() {
         let mut first = Editor::start(&drill, "demo");
         let session = first.open(&drill);
         first.prompt(&session, "say one");
-        first.says = Says::Nothing;
+        first.says = PermissionAnswer::Nothing;
         first.begin(&session, "ignore-cancel\nwrite no.txt x\nsleep 60s");
         first.until("it is asked", |editor| !editor.asked.is_empty());
         let mut second = Editor::start(&drill, "demo");
@@ -163,9 +163,9 @@ fn a_session_is_loaded_while_its_earlier_client_is_still_being_let_go() {
             }
             reply["result"].is_object()
         });
-        assert!(second.said().contains("one"), "{round}");
+        assert!(second.take_agent_text().contains("one"), "{round}");
         assert_eq!(second.prompt(&session, "recall"), "end_turn", "{round}");
-        assert!(second.said().contains("say one"), "{round}");
+        assert!(second.take_agent_text().contains("say one"), "{round}");
         assert_eq!(second.leave(), Some(0));
         drill.assert_dense();
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::drill::{Drill, Running, eventually};
-use crate::editor::{Editor, Says};
+use crate::editor::{Editor, PermissionAnswer};
 
 const POLICY: &str = r#"
 schema  = 1
@@ -104,7 +104,7 @@ fn what_the_policy_asks_goes_to_the_editor_and_what_it_denies_does_not() {
         for kind in ["agent_message_chunk", "tool_call", "tool_call_update"] {
             assert!(kinds.contains(&kind), "{dialect}: no {kind} in {kinds:?}");
         }
-        assert!(editor.said().contains("hello"), "{dialect}");
+        assert!(editor.take_agent_text().contains("hello"), "{dialect}");
         assert_eq!(editor.asked.len(), 1, "{dialect}: {:?}", editor.asked);
         let asked = editor.asked[0].to_string();
         for part in ["a.txt", "allow_once", "reject_once", "no rule"] {
@@ -114,7 +114,12 @@ fn what_the_policy_asks_goes_to_the_editor_and_what_it_denies_does_not() {
         let written = std::fs::read_to_string(copy(&drill, &session).join("a.txt"));
         assert_eq!(written.expect("allowed"), "one\n");
 
-        for says in [Says::Reject, Says::Cancelled, Says::Other, Says::Error] {
+        for says in [
+            PermissionAnswer::Reject,
+            PermissionAnswer::Cancelled,
+            PermissionAnswer::Other,
+            PermissionAnswer::Error,
+        ] {
             editor.says = says;
             assert_eq!(editor.prompt(&session, "write no.txt two"), "end_turn");
             assert!(!copy(&drill, &session).join("no.txt").exists(), "{says:?}");
@@ -177,14 +182,14 @@ fn a_session_is_loaded_after_the_process_has_ended_its_history_told_and_not_doub
             .collect();
         assert_eq!(users, ["say one\nwrite a.txt 1", "say two"], "{dialect}");
         assert!(editor.kinds().contains(&"tool_call"));
-        let said = editor.said();
+        let said = editor.take_agent_text();
         assert!(said.contains("one") && said.contains("two"), "{said}");
         let after = text(&drill, told);
         assert_eq!(before, after, "{dialect}: loading repeats nothing");
 
         let reason = editor.prompt(&session, "recall\nread a.txt");
         assert_eq!(reason, "end_turn");
-        let said = editor.said();
+        let said = editor.take_agent_text();
         assert!(said.contains("say two"), "{dialect}: it remembers: {said}");
         assert!(said.contains("`a.txt` has 2 bytes"), "{said}");
         assert_eq!(events(&drill, "prompt_accepted"), 3, "{dialect}");
@@ -215,7 +220,7 @@ fn resume_tells_no_history_and_close_lets_the_session_be_loaded_again() {
     let twice = editor.load(&drill, &session);
     assert_eq!(twice["error"]["code"], -32602, "{twice}");
     editor.prompt(&session, "recall");
-    assert!(editor.said().contains("say one"));
+    assert!(editor.take_agent_text().contains("say one"));
 }
 
 #[test]
@@ -237,7 +242,7 @@ fn a_cancel_ends_the_turn_and_what_waits_and_denies_what_is_asked() {
         // Who does not heed it is stopped after fifteen seconds.
         assert!(began.elapsed() < Duration::from_secs(14), "{dialect}");
 
-        editor.says = Says::Nothing;
+        editor.says = PermissionAnswer::Nothing;
         let asks = editor.begin(&session, "write no.txt x");
         editor.until("it is asked", |editor| !editor.asked.is_empty());
         editor.cancel(&session);
@@ -245,9 +250,9 @@ fn a_cancel_ends_the_turn_and_what_waits_and_denies_what_is_asked() {
         let verdict = "SELECT decision || ' ' || decided_by FROM permission_requests";
         assert_eq!(text(&drill, verdict), ["deny gone"], "{dialect}");
         assert!(!copy(&drill, &session).join("no.txt").exists());
-        editor.said();
+        editor.take_agent_text();
         assert_eq!(editor.prompt(&session, "say after"), "end_turn");
-        let said = editor.said();
+        let said = editor.take_agent_text();
         assert!(said.contains("after") && !said.contains("never"), "{said}");
     }
 }
@@ -256,14 +261,14 @@ fn a_cancel_ends_the_turn_and_what_waits_and_denies_what_is_asked() {
 fn nobody_who_answers_in_time_is_a_deny() {
     let drill = drill_of("acp", 1, "", "approval = { timeout = \"300ms\" }");
     let mut editor = Editor::start(&drill, "demo");
-    editor.says = Says::Nothing;
+    editor.says = PermissionAnswer::Nothing;
     let session = editor.open(&drill);
     assert_eq!(
         editor.prompt(&session, "write no.txt x\nsay on"),
         "end_turn"
     );
     assert_eq!(editor.asked.len(), 1);
-    assert!(editor.said().contains("on"));
+    assert!(editor.take_agent_text().contains("on"));
     let verdict = "SELECT decision || ' ' || decided_by FROM permission_requests";
     assert_eq!(text(&drill, verdict), ["deny timeout"]);
 }
@@ -279,10 +284,10 @@ fn a_child_that_crashes_loses_its_turn_and_the_session_goes_on_where_it_was() {
         let next = editor.begin(&session, "recall\nread kept.txt");
         let lost = editor.reply(crash);
         assert_eq!(lost["error"]["code"], -32603, "{dialect}: {lost}");
-        editor.said();
+        editor.take_agent_text();
         let reply = editor.reply(next);
         assert_eq!(reply["result"]["stopReason"], "end_turn", "{dialect}");
-        let said = editor.said();
+        let said = editor.take_agent_text();
         assert!(said.contains("say one"), "{dialect}: {said}");
         assert!(said.contains("`kept.txt` has 2 bytes"), "{said}");
         assert!(!said.contains("[marshal]"), "{said}");
@@ -299,9 +304,9 @@ fn an_agent_that_cannot_load_goes_on_in_the_same_files_and_the_user_is_told() {
     editor.prompt(&session, "say one\nwrite kept.txt 1");
     let crash = editor.begin(&session, "crash");
     assert!(editor.reply(crash)["error"].is_object());
-    editor.said();
+    editor.take_agent_text();
     assert_eq!(editor.prompt(&session, "recall\nread kept.txt"), "end_turn");
-    let said = editor.said();
+    let said = editor.take_agent_text();
     assert!(
         said.contains("[marshal] The agent could not resume"),
         "{said}"
@@ -317,7 +322,7 @@ fn an_editor_that_goes_in_mid_turn_leaves_no_process_and_a_session_that_can_be_l
         let drill = drill("acp");
         let mut editor = Editor::start(&drill, "demo");
         let session = editor.open(&drill);
-        editor.says = Says::Nothing;
+        editor.says = PermissionAnswer::Nothing;
         editor.begin(&session, "say begun\nwrite no.txt x");
         editor.until("it is asked", |editor| !editor.asked.is_empty());
         match how {
@@ -337,9 +342,9 @@ fn an_editor_that_goes_in_mid_turn_leaves_no_process_and_a_session_that_can_be_l
         assert_eq!(editor.load(&drill, &session)["result"], json!({}), "{how}");
         let verdict = "SELECT decision || ' ' || decided_by FROM permission_requests";
         assert_eq!(text(&drill, verdict), ["deny gone"], "{how}");
-        editor.said();
+        editor.take_agent_text();
         assert_eq!(editor.prompt(&session, "recall"), "end_turn", "{how}");
-        assert!(editor.said().contains("say begun"), "{how}");
+        assert!(editor.take_agent_text().contains("say begun"), "{how}");
         assert!(!copy(&drill, &session).join("no.txt").exists());
         let open = "SELECT id FROM tasks WHERE state <> 'ended'";
         assert!(text(&drill, open).is_empty(), "{how}");
@@ -376,7 +381,10 @@ fn a_daemon_serves_several_editors_each_in_a_slot_and_frees_it_when_they_go() {
     let other = reply["result"]["sessionId"].as_str().expect("opened");
     let other = other.to_owned();
     assert_eq!(second.prompt(&other, "recall\nsay two"), "end_turn");
-    assert!(!second.said().contains("say one"), "a session of its own");
+    assert!(
+        !second.take_agent_text().contains("say one"),
+        "a session of its own"
+    );
     // Tasks wait for the slot like anybody.
     let page = drill.get("/metrics").1;
     assert!(page.contains("marshal_permission"), "{page}");
@@ -408,9 +416,9 @@ fn a_daemon_that_is_killed_is_told_to_the_editor_and_its_successor_loads_the_ses
     nothing_runs(&drill);
     let _daemon = daemon(&drill);
     assert_eq!(editor.load(&drill, &session)["result"], json!({}));
-    editor.said();
+    editor.take_agent_text();
     assert_eq!(editor.prompt(&session, "recall"), "end_turn");
-    assert!(editor.said().contains("say one"));
+    assert!(editor.take_agent_text().contains("say one"));
     let states = text(
         &drill,
         "SELECT coalesce(outcome, state) FROM tasks ORDER BY place",

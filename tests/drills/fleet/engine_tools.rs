@@ -74,13 +74,13 @@ fn drill(more: &str) -> Drill {
 }
 
 /// One task: what the agent said, and every event.
-struct Told {
+struct TaskRecord {
     ran: Ran,
     text: String,
     events: Vec<Value>,
 }
 
-fn tell(drill: &Drill, script: &str) -> Told {
+fn tell(drill: &Drill, script: &str) -> TaskRecord {
     let ran = drill.run(&["--json", "run", script]);
     let lines = ran.stdout.lines();
     let events: Vec<Value> = lines
@@ -90,10 +90,10 @@ fn tell(drill: &Drill, script: &str) -> Told {
     let text = texts
         .filter_map(|event| event["body"]["delta"].as_str())
         .collect();
-    Told { ran, text, events }
+    TaskRecord { ran, text, events }
 }
 
-impl Told {
+impl TaskRecord {
     #[track_caller]
     fn has(&self, part: &str) -> &Self {
         let (text, all) = (&self.text, self.ran.all());
@@ -264,7 +264,7 @@ fn a_person_answers_a_question_and_decides_about_a_file() {
     assert_eq!(result["changes"][0]["path"], "asked.txt", "{result}");
     assert_eq!(state(&drill, &ask), "approved");
     assert_eq!(state(&drill, &last), "rejected");
-    let said = said(&drill);
+    let said = journal_texts(&drill);
     assert!(said.contains("mcp ask_person ok blue, of course"), "{said}");
     assert!(said.contains("mcp write_file ok"), "{said}");
     assert!(
@@ -278,7 +278,7 @@ fn a_person_answers_a_question_and_decides_about_a_file() {
 fn next(drill: &Drill, before: &[&Value]) -> Value {
     let mut found = None;
     eventually(LONG, "another ask", || {
-        let asks = crate::fleet::approvals::listed(drill, &[]);
+        let asks = crate::fleet::approvals::list_approvals(drill, &[]);
         let is_new = |ask: &Value| before.iter().all(|of| id(of) != id(ask));
         found = asks.into_iter().find(is_new);
         found.is_some()
@@ -287,7 +287,7 @@ fn next(drill: &Drill, before: &[&Value]) -> Value {
 }
 
 /// Everything that agents said, as the journal has it.
-fn said(drill: &Drill) -> String {
+fn journal_texts(drill: &Drill) -> String {
     let ran = drill.run(&["--json", "events"]);
     let lines = ran.stdout.lines();
     let events = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());

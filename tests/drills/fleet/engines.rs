@@ -97,7 +97,7 @@ fn nothing_left(drill: &Drill) {
 }
 
 /// What a conversation of several tasks came to, without what differs from run to run.
-fn told(results: &[Value]) -> Vec<(String, String, String)> {
+fn comparable_results(results: &[Value]) -> Vec<(String, String, String)> {
     let mut told: Vec<_> = results
         .iter()
         .map(|result| {
@@ -136,7 +136,7 @@ fn the_same_tasks_end_in_the_same_way() {
         args.extend(prompts);
         let ran = drill.run(&args);
         assert_eq!(ran.code, Some(1), "{launcher}: {}", ran.all());
-        let found = told(&drill.results("results.jsonl"));
+        let found = comparable_results(&drill.results("results.jsonl"));
         assert_eq!(found.len(), prompts.len(), "{launcher}: {}", ran.all());
         match &expected {
             None => expected = Some(found),

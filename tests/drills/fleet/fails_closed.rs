@@ -131,7 +131,7 @@ fn ask(id: usize, tool: &str, input: &str) -> String {
 }
 
 /// Has an agent ask exactly this, and gives the verdicts; the last request is one that is allowed.
-fn asked(dialect: &str, policy: &str, asks: &[(&str, &str)]) -> Vec<Verdict> {
+fn verdicts_for(dialect: &str, policy: &str, asks: &[(&str, &str)]) -> Vec<Verdict> {
     let text = pool(dialect, "").replace("\"developer\"", &format!("\"{policy}\""));
     let own = r#"["marshal", "script-agent", "--dialect", "scaiflux"]"#;
     let drill = Drill::new(&text.replace(own, r#"["python3", "asker.py"]"#));
@@ -184,7 +184,7 @@ fn what_is_malformed_is_denied_in_both_protocols() {
             (r#""ls""#, &malformed),
         ];
         let asks = rows.map(|(input, _)| (tool, input));
-        let found = asked(dialect, "developer", &asks);
+        let found = verdicts_for(dialect, "developer", &asks);
         for ((input, expect), found) in rows.iter().zip(&found) {
             assert_eq!(found, *expect, "{dialect} {input}");
         }
@@ -227,7 +227,7 @@ fn a_tool_that_no_table_knows_is_what_each_policy_says() {
             ("reviewer", "timeout"),
         ] {
             let asks = [("summon", r#"{"command":"ls"}"#)];
-            let found = asked(dialect, policy, &asks);
+            let found = verdicts_for(dialect, policy, &asks);
             assert_eq!(
                 found,
                 [verdict("deny", by, "unknown_tool")],

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::drill::{Drill, eventually, metric};
 use crate::fleet::approvals::{
-    ASKED, LONG, answer, client, daemon, good, id, pool, state, waiting,
+    LONG, UNDECIDED_PROMPT, answer, client, daemon, good, id, pool, state, waiting,
 };
 
 /// A drill whose pool has a directory; `more` are keys of the pool.
@@ -35,7 +35,7 @@ pub(crate) fn sh(drill: &Drill, script: &str) -> String {
 }
 
 /// Waits until `ls` of a directory has a name.
-fn listed(drill: &Drill, directory: &str, name: &str) {
+fn wait_for_name(drill: &Drill, directory: &str, name: &str) {
     eventually(LONG, &format!("{directory}/{name} is there"), || {
         names(drill, directory).contains(name)
     });
@@ -55,7 +55,7 @@ pub(crate) fn document(drill: &Drill, path: &str) -> Value {
 }
 
 pub(crate) fn result_of(drill: &Drill, stem: &str) -> Value {
-    listed(drill, "result", &format!("{stem}.json"));
+    wait_for_name(drill, "result", &format!("{stem}.json"));
     document(drill, &format!("result/{stem}.json"))
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn tasks(drill: &Drill) -> i64 {
 }
 
 /// So many are counted: a moment after a file says so.
-fn counted(drill: &Drill, what: &str, result: &str, many: f64) {
+fn wait_for_count(drill: &Drill, what: &str, result: &str, many: f64) {
     let name = format!(r#"marshal_file_plane_{what}_total{{pool="demo",result="{result}"}}"#);
     eventually(LONG, &format!("{name} is {many}"), || {
         metric(&drill.get("/metrics").1, &name) == Some(many)
@@ -117,12 +117,12 @@ fn a_pool_is_worked_with_mv_cat_and_ls_alone() {
     });
     assert!(sh(&drill, "cat log/last_n_lines.txt").ends_with("hello there\nagain\n"));
     // A question is shown, and a file answers it.
-    let asking = command(&drill, 1, "a", ASKED, "");
-    let ask = shown(&drill, &asking);
+    let asking = command(&drill, 1, "a", UNDECIDED_PROMPT, "");
+    let ask = approval_file(&drill, &asking);
     answered_by(&drill, &asking, &ask);
     // With a reason, which the agent is told.
-    let asking = command(&drill, 2, "b", ASKED, r#","priority":3"#);
-    let ask = shown(&drill, &asking);
+    let asking = command(&drill, 2, "b", UNDECIDED_PROMPT, r#","priority":3"#);
+    let ask = approval_file(&drill, &asking);
     let text = json!({"answer": "deny", "reason": "use the notes", "digest": ask["digest"]});
     put(
         &drill,
@@ -170,7 +170,7 @@ fn a_pool_is_worked_with_mv_cat_and_ls_alone() {
     );
     let why = result["detail"].as_str().expect("why");
     assert!(why.contains("only \"prompt\""), "{result}");
-    listed(&drill, "rejected", "cmd_5_e.json.reason");
+    wait_for_name(&drill, "rejected", "cmd_5_e.json.reason");
     assert_eq!(document(&drill, "rejected/cmd_5_e.json")["kind"], "tcl");
     eventually(LONG, "nothing is open", || {
         document(&drill, "state/state.json")["phase"] == "idle"
@@ -187,14 +187,14 @@ fn a_pool_is_worked_with_mv_cat_and_ls_alone() {
             sh(&drill, "cat log/meta.log").contains(&part)
         });
     }
-    counted(&drill, "requests", "taken", 5.0);
-    counted(&drill, "requests", "refused", 1.0);
-    counted(&drill, "answers", "allowed", 1.0);
-    counted(&drill, "answers", "denied", 1.0);
+    wait_for_count(&drill, "requests", "taken", 5.0);
+    wait_for_count(&drill, "requests", "refused", 1.0);
+    wait_for_count(&drill, "answers", "allowed", 1.0);
+    wait_for_count(&drill, "answers", "denied", 1.0);
 }
 
 /// The one ask of a request, once it is a file.
-pub(crate) fn shown(drill: &Drill, request: &str) -> Value {
+pub(crate) fn approval_file(drill: &Drill, request: &str) -> Value {
     let mut found = None;
     eventually(LONG, "an ask is shown", || {
         let name = names(drill, "approvals").into_iter().next();
@@ -261,7 +261,7 @@ fn the_same_file_again_is_the_same_request_and_another_one_is_put_aside() {
     assert_eq!(sh(&drill, "cat output/a.out"), "one\n");
     assert_eq!(tasks(&drill), 1);
     put(&drill, "queue/a.txt", "say two");
-    listed(&drill, "rejected", "a.txt.reason");
+    wait_for_name(&drill, "rejected", "a.txt.reason");
     let why = sh(&drill, "cat rejected/a.txt.reason");
     assert!(why.contains("use a new name"), "{why}");
     assert_eq!(document(&drill, "result/a.json"), first);
@@ -269,10 +269,10 @@ fn the_same_file_again_is_the_same_request_and_another_one_is_put_aside() {
     // A result that no request of this journal has.
     put(&drill, "result/b.json", "{}");
     put(&drill, "queue/b.txt", "say two");
-    listed(&drill, "rejected", "b.txt.reason");
+    wait_for_name(&drill, "rejected", "b.txt.reason");
     assert_eq!(tasks(&drill), 1);
-    counted(&drill, "requests", "repeated", 2.0);
-    counted(&drill, "requests", "rejected", 2.0);
+    wait_for_count(&drill, "requests", "repeated", 2.0);
+    wait_for_count(&drill, "requests", "rejected", 2.0);
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn what_is_odd_is_put_aside_and_nothing_is_followed() {
         ("bytes.txt", "UTF-8"),
     ];
     for (name, why) in odd {
-        listed(&drill, "rejected", &format!("{name}.reason"));
+        wait_for_name(&drill, "rejected", &format!("{name}.reason"));
         let reason = sh(&drill, &format!("cat rejected/{name}.reason"));
         assert!(reason.contains(why), "{name}: {reason}");
         let stem = name.rsplit_once('.').expect("an ending").0;
@@ -340,8 +340,8 @@ fn what_is_odd_is_put_aside_and_nothing_is_followed() {
     assert_eq!(result_of(&drill, "after")["status"], "ok");
     // Orders that are none are put aside as well.
     put(&drill, "ctl/cancel.json", r#"{"scope":"everything"}"#);
-    listed(&drill, "rejected", "cancel.json.reason");
-    counted(&drill, "requests", "rejected", 8.0);
+    wait_for_name(&drill, "rejected", "cancel.json.reason");
+    wait_for_count(&drill, "requests", "rejected", 8.0);
 }
 
 #[test]
@@ -407,14 +407,14 @@ fn files_of_the_owner_that_the_configuration_names_are_his() {
 fn without_answers_and_for_other_asks_a_file_changes_nothing() {
     let drill = drill("answers = false", "");
     let _daemon = daemon(&drill);
-    put(&drill, "queue/a.txt", ASKED);
-    let ask = shown(&drill, "a");
+    put(&drill, "queue/a.txt", UNDECIDED_PROMPT);
+    let ask = approval_file(&drill, "a");
     let file = format!("{}.allow", id(&ask));
     sh(
         &drill,
         &format!("cat /dev/null > new; mv new answers/{file}"),
     );
-    listed(&drill, "rejected", &format!("{file}.reason"));
+    wait_for_name(&drill, "rejected", &format!("{file}.reason"));
     let why = sh(&drill, &format!("cat rejected/{file}.reason"));
     assert!(why.contains("file_plane.answers"), "{why}");
     assert_eq!(state(&drill, &ask), "pending");
@@ -429,18 +429,18 @@ fn without_answers_and_for_other_asks_a_file_changes_nothing() {
 fn a_file_answers_no_ask_of_another_door() {
     let drill = drill("answers = true", "");
     let _daemon = daemon(&drill);
-    let other = client(&drill, &[ASKED]);
+    let other = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     let file = format!("{}.allow", id(&ask));
     sh(
         &drill,
         &format!("cat /dev/null > new; mv new answers/{file}"),
     );
-    listed(&drill, "rejected", &format!("{file}.reason"));
+    wait_for_name(&drill, "rejected", &format!("{file}.reason"));
     assert!(names(&drill, "approvals").is_empty());
     assert_eq!(state(&drill, &ask), "pending");
     good(&answer(&drill, "reject", &ask, &[]));
     let result = crate::fleet::approvals::result(&drill, other);
     assert_eq!(result["outcome"], "denied", "{result}");
-    counted(&drill, "answers", "refused", 1.0);
+    wait_for_count(&drill, "answers", "refused", 1.0);
 }

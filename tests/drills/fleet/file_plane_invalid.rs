@@ -7,10 +7,10 @@ use serde_json::json;
 
 use crate::drill::{Drill, eventually, metric};
 use crate::fleet::approvals::{
-    ASKED, LONG, answer, client, daemon, good, id, pool, result, state, waiting,
+    LONG, UNDECIDED_PROMPT, answer, client, daemon, good, id, pool, result, state, waiting,
 };
 use crate::fleet::file_plane::{
-    answered, command, document, drill, names, put, result_of, sh, shown, tasks, works,
+    answered, approval_file, command, document, drill, names, put, result_of, sh, tasks, works,
 };
 
 /// A supervisor without any rights, whose pool has a directory.
@@ -35,8 +35,8 @@ fn is_aside(drill: &Drill, name: &str) -> bool {
 fn an_ask_of_another_task_of_the_same_session_is_none_of_the_directorys() {
     let drill = of_nobody("answers = true, poll = \"1s\"", "session = \"slot\"");
     let _daemon = daemon(&drill);
-    put(&drill, "queue/a.txt", ASKED);
-    let ask = shown(&drill, "a");
+    put(&drill, "queue/a.txt", UNDECIDED_PROMPT);
+    let ask = approval_file(&drill, "a");
     // Its result cannot be written, so the request stays open as long as somebody wants.
     sh(&drill, "chmod 0500 result");
     sh(
@@ -218,8 +218,8 @@ fn two_supervisors_do_not_work_the_same_directory() {
 fn an_ask_and_its_answer_over_a_kill() {
     let drill = drill("answers = true", "");
     let mut running = daemon(&drill);
-    put(&drill, "queue/a.txt", ASKED);
-    let ask = shown(&drill, "a");
+    put(&drill, "queue/a.txt", UNDECIDED_PROMPT);
+    let ask = approval_file(&drill, "a");
     running.signal("KILL");
     running.wait(LONG);
     // Who answers now answers nobody: the agent that asked is gone.
@@ -236,8 +236,8 @@ fn an_ask_and_its_answer_over_a_kill() {
     });
     assert_ne!(state(&drill, &ask), "allowed");
     // The next one is asked and answered as if nothing had been.
-    put(&drill, "queue/b.txt", ASKED);
-    let ask = shown(&drill, "b");
+    put(&drill, "queue/b.txt", UNDECIDED_PROMPT);
+    let ask = approval_file(&drill, "b");
     answered(&drill, &ask, "allow");
     assert_eq!(result_of(&drill, "b")["status"], "ok");
     eventually(LONG, "its ask is gone", || {

@@ -109,7 +109,7 @@ fn a_stop_by_force_cancels_and_what_waits_is_worked_after_it() {
 }
 
 /// What agents were told, by the digest of the prompt: how often.
-fn told(drill: &Drill) -> BTreeMap<String, usize> {
+fn count_prompts(drill: &Drill) -> BTreeMap<String, usize> {
     let mut text = String::new();
     for copy in fs::read_dir(drill.state().join("copies"))
         .expect("copies")
@@ -170,7 +170,7 @@ fn a_kill_at_any_moment_works_nothing_twice_and_loses_nothing() {
         &format!("all have a result (seed {seed})"),
         || names(&drill, "result").len() == REQUESTS && names(&drill, "inflight").is_empty(),
     );
-    let told = told(&drill);
+    let told = count_prompts(&drill);
     for seq in 1..=REQUESTS {
         let result = document(&drill, &format!("result/cmd_{seq}_id{seq}.json"));
         let prompt = format!("say {seq}\nsleep {}ms\nsay end", seq % 7 * 20);

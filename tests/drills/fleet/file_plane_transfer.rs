@@ -135,7 +135,7 @@ fn requests_come_and_results_go_by_git() {
 
 /// A supervisor for which the directory is a file system that tells nothing of what others do in it:
 /// an overlay, whose upper layer is written beside it. Its upper layer.
-fn over(poll: &str) -> (Drill, Running, PathBuf) {
+fn start_on_overlay(poll: &str) -> (Drill, Running, PathBuf) {
     let plane = format!("file_plane = {{ dir = \"plane\", poll = \"{poll}\" }}\n");
     let drill = Drill::new(&format!("{POOLS}{plane}"));
     let script = "for name in lower upper work plane; do mkdir -m 0700 $name; done
@@ -182,7 +182,7 @@ fn put(upper: &Path, seq: u64, id: &str) -> PathBuf {
 
 #[test]
 fn what_the_kernel_does_not_tell_of_is_found_by_looking() {
-    let (_drill, _running, upper) = over("1s");
+    let (_drill, _running, upper) = start_on_overlay("1s");
     for (seq, id) in [(1, "a"), (2, "b"), (3, "c")] {
         let result = put(&upper, seq, id);
         eventually(LONG, "a result", || result.exists());
@@ -193,7 +193,7 @@ fn what_the_kernel_does_not_tell_of_is_found_by_looking() {
 
 #[test]
 fn between_two_looks_only_the_kernel_tells() {
-    let (drill, running, upper) = over("1h");
+    let (drill, running, upper) = start_on_overlay("1h");
     let beat = || fs::read_to_string(upper.join("state/heartbeat.json")).unwrap_or_default();
     let beats = |times: usize| {
         for _ in 0..times {

@@ -12,7 +12,7 @@ use rusqlite::{Connection, Row};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::chat_client::{Daemon, LONG, Told, text};
+use crate::chat_client::{Daemon, LONG, StreamEvent, text};
 use crate::drill::{Drill, NOBODY, count, eventually};
 
 const POLICY: &str = r#"
@@ -69,13 +69,13 @@ fn session(chat: &str) -> &str {
 }
 
 /// Has a chat do something; what its stream told.
-fn does(daemon: &Daemon, chat: &str, script: &str) -> Vec<Told> {
+fn does(daemon: &Daemon, chat: &str, script: &str) -> Vec<StreamEvent> {
     let turn = daemon.say(chat, script);
     daemon.follow(chat, None).turn(&turn)
 }
 
 #[track_caller]
-pub(crate) fn said(daemon: &Daemon, chat: &str, script: &str, part: &str) {
+pub(crate) fn assert_reply_contains(daemon: &Daemon, chat: &str, script: &str, part: &str) {
     let events = does(daemon, chat, script);
     let said = text(&events);
     assert!(
@@ -156,23 +156,23 @@ fn what_agents_and_people_write_are_versions_and_a_stale_one_is_refused() {
     let drill = drill("");
     let daemon = Daemon::start(&drill);
     let (one, other) = (daemon.create("say one"), daemon.create("say other"));
-    said(
+    assert_reply_contains(
         &daemon,
         &one,
         &write("a.txt", "first\n", ""),
         "it is version 1 now",
     );
-    said(
+    assert_reply_contains(
         &daemon,
         &other,
         "mcp read_file {\"path\":\"/workspace/a.txt\"}",
         "first",
     );
     let edit = "mcp edit_file {\"path\":\"/workspace/a.txt\",\"old_text\":\"first\",\"new_text\":\"second\"}";
-    said(&daemon, &one, edit, "it is version 2 now");
+    assert_reply_contains(&daemon, &one, edit, "it is version 2 now");
     // What it read is not what is there any more: nothing is lost, and it is told what is.
     let lost = write("a.txt", "from the other\n", "");
-    said(
+    assert_reply_contains(
         &daemon,
         &other,
         &lost,
@@ -180,27 +180,27 @@ fn what_agents_and_people_write_are_versions_and_a_stale_one_is_refused() {
     );
     let on_disk = || fs::read_to_string(drill.workspace().join("a.txt")).expect("a.txt");
     assert_eq!(on_disk(), "second\n");
-    said(
+    assert_reply_contains(
         &daemon,
         &other,
         "mcp read_file {\"path\":\"/workspace/a.txt\"}",
         "second",
     );
-    said(&daemon, &other, &lost, "it is version 3 now");
+    assert_reply_contains(&daemon, &other, &lost, "it is version 3 now");
     // What is said goes before what was seen.
-    said(
+    assert_reply_contains(
         &daemon,
         &one,
         &write("a.txt", "x", ",\"base\":3"),
         "it is version 4 now",
     );
-    said(
+    assert_reply_contains(
         &daemon,
         &one,
         &write("a.txt", "x", ",\"base\":0"),
         "stale: /workspace/a.txt is at version 4 now",
     );
-    said(
+    assert_reply_contains(
         &daemon,
         &one,
         &write("src/new.txt", "n", ",\"base\":7"),
@@ -212,7 +212,7 @@ fn what_agents_and_people_write_are_versions_and_a_stale_one_is_refused() {
     fs::write(&person, "a person\n").expect("written");
     std::os::unix::fs::chown(&person, Some(NOBODY), Some(NOBODY)).expect("given");
     fs::rename(&person, drill.workspace().join("a.txt")).expect("moved");
-    said(
+    assert_reply_contains(
         &daemon,
         &one,
         &write("a.txt", "y", ""),
@@ -220,12 +220,12 @@ fn what_agents_and_people_write_are_versions_and_a_stale_one_is_refused() {
     );
     assert_eq!(on_disk(), "a person\n");
     on_record(&daemon, &one, &other);
-    people(&drill, &daemon);
+    edit_as_user(&drill, &daemon);
     drill.assert_dense();
 }
 
 /// What people do with the same file: its five versions are there.
-fn people(drill: &Drill, daemon: &Daemon) {
+fn edit_as_user(drill: &Drill, daemon: &Daemon) {
     let now = daemon.get(&format!("{FILES}/a.txt"));
     assert_eq!(
         (now.status, &now.body["content"]),
@@ -467,7 +467,7 @@ fn after_kills_disk_and_versions_agree_and_nothing_accepted_is_lost() {
     }
     // What waits is worked first, so that nobody writes beside the last.
     for chat in &chats {
-        said(&daemon, chat, "say end", "end");
+        assert_reply_contains(&daemon, chat, "say end", "end");
     }
     for (at, chat) in chats.iter().enumerate() {
         let name = names[at + 1];
@@ -475,7 +475,7 @@ fn after_kills_disk_and_versions_agree_and_nothing_accepted_is_lost() {
             "mcp read_file {{\"path\":\"/workspace/{name}\"}}\n{}",
             write(name, "end\n", "")
         );
-        said(&daemon, chat, &script, "mcp write_file ok");
+        assert_reply_contains(&daemon, chat, &script, "mcp write_file ok");
     }
     let daemon = leftovers_go(&drill, daemon);
     let mut history: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
@@ -514,7 +514,7 @@ fn after_a_restart_nothing_of_others_is_written_over_unseen() {
     let mut daemon = Daemon::start(&drill);
     let chat = daemon.create("say begin");
     for name in ["theirs.txt", "own.txt"] {
-        said(
+        assert_reply_contains(
             &daemon,
             &chat,
             &write(name, "one", ""),
@@ -527,14 +527,14 @@ fn after_a_restart_nothing_of_others_is_written_over_unseen() {
     daemon.running.signal("KILL");
     daemon.running.child.wait().expect("it ends");
     let daemon = Daemon::start(&drill);
-    said(
+    assert_reply_contains(
         &daemon,
         &chat,
         &write("own.txt", "two", ""),
         "it is version 2 now",
     );
     let over = write("theirs.txt", "two", "");
-    said(
+    assert_reply_contains(
         &daemon,
         &chat,
         &over,
@@ -542,6 +542,6 @@ fn after_a_restart_nothing_of_others_is_written_over_unseen() {
     );
     let disk = fs::read_to_string(drill.workspace().join("theirs.txt"));
     assert_eq!(disk.expect("there"), "a person's");
-    said(&daemon, &chat, &over, "it is version 3 now");
+    assert_reply_contains(&daemon, &chat, &over, "it is version 3 now");
     drill.assert_dense();
 }

@@ -81,7 +81,7 @@ fn message(got: &Got) -> Value {
     message
 }
 
-fn counted(drill: &Drill, result: &str) -> f64 {
+fn message_count(drill: &Drill, result: &str) -> f64 {
     let page = drill.get("/metrics").1;
     let name = format!(r#"marshal_hook_messages_total{{hook="ops",result="{result}"}}"#);
     metric(&page, &name).unwrap_or(0.0)
@@ -156,7 +156,7 @@ fn a_webhook_is_told_once_a_minute_and_what_was_held_back_is_counted() {
     );
     // It is counted when the answer has come.
     eventually(LONG, "both are counted", || {
-        counted(&drill, "told").to_string() == "2"
+        message_count(&drill, "told").to_string() == "2"
     });
     for ask in &asks {
         good(&answer(&drill, "approve", ask, &[]));
@@ -217,10 +217,12 @@ restart   = { budget = 0 }
     assert_eq!(result(&drill, working)["outcome"], "failed");
     let worked = began.elapsed();
     assert!(
-        worked < Duration::from_secs(20) && counted(&drill, "failed") < 0.5,
+        worked < Duration::from_secs(20) && message_count(&drill, "failed") < 0.5,
         "the task waited for a hook: {worked:?}"
     );
-    eventually(LONG, "it gives up", || counted(&drill, "failed") > 0.5);
+    eventually(LONG, "it gives up", || {
+        message_count(&drill, "failed") > 0.5
+    });
     let took = began.elapsed();
     // Three times five seconds, and the waits between them; whoever waited for the server would need
     // more than a hundred.

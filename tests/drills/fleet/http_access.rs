@@ -1,5 +1,5 @@
-//! The HTTP door of a real daemon: who may have which page, over an address, over TLS, over the
-//! socket; and that nobody who floods it keeps others out.
+//! The HTTP listeners of a real daemon: who may read which page, over an address, TLS and the Unix
+//! socket, and that a flood from one client does not lock out others.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -78,7 +78,7 @@ fn curl(args: &[&str]) -> Output {
     command.args(args).output().expect("curl")
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     let of = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     of(&output.stdout) + &of(&output.stderr)
 }
@@ -163,7 +163,7 @@ fn the_socket_is_the_owners_and_needs_no_token() {
     let path = socket.display().to_string();
     let get = |page: &str| {
         let url = format!("http://localhost{page}");
-        said(&curl(&["--include", "--unix-socket", &path, &url]))
+        output_text(&curl(&["--include", "--unix-socket", &path, &url]))
     };
     for page in ["/healthz", "/metrics", "/approvals", "/policies"] {
         let answer = get(page);
@@ -175,7 +175,7 @@ fn the_socket_is_the_owners_and_needs_no_token() {
         &path,
         "http://evil.example/asks",
     ]);
-    assert!(said(&elsewhere).starts_with("HTTP/1.1 421"));
+    assert!(output_text(&elsewhere).starts_with("HTTP/1.1 421"));
     // Others do not get that far; and if somebody opens the way to them, they are known.
     let as_nobody = || {
         let ids = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}")];
@@ -196,7 +196,7 @@ fn the_socket_is_the_owners_and_needs_no_token() {
     for opened in [drill.path(""), drill.state(), socket.clone()] {
         fs::set_permissions(&opened, fs::Permissions::from_mode(0o777)).expect("mode");
     }
-    let refused = said(&as_nobody());
+    let refused = output_text(&as_nobody());
     assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
     assert!(
         refused.contains(&format!("uid {NOBODY} may not use this socket")),
@@ -258,7 +258,7 @@ fn beyond_loopback_there_is_tls_or_the_words_and_a_certificate_can_be_changed() 
     let owner = || fs::read_to_string(drill.state().join("http.token")).unwrap_or_default();
     let get = |ca: &str| {
         let with = format!("Authorization: Bearer {}", owner().trim());
-        said(&curl(&[
+        output_text(&curl(&[
             "--include",
             "--cacert",
             ca,
@@ -269,9 +269,13 @@ fn beyond_loopback_there_is_tls_or_the_words_and_a_certificate_can_be_changed() 
     };
     eventually(LONG, "it answers", || get(&ca).starts_with("HTTP/1.1 200"));
     let old = curl(&["--include", "--cacert", &ca, "--tls-max", "1.2", &url]);
-    assert!(said(&old).starts_with("HTTP/1.1 401"), "{}", said(&old));
+    assert!(
+        output_text(&old).starts_with("HTTP/1.1 401"),
+        "{}",
+        output_text(&old)
+    );
     let plain = curl(&["--include", &format!("http://localhost:{port}/healthz")]);
-    assert!(!plain.status.success(), "{}", said(&plain));
+    assert!(!plain.status.success(), "{}", output_text(&plain));
     // Another certificate is in use after a SIGHUP, and one that is none changes nothing.
     let kept = drill.path("old.pem");
     fs::copy(drill.path("cert.pem"), &kept).expect("copied");

@@ -25,7 +25,7 @@ workspace = { path = "project", mode = "copy" }
 env       = { set = { DRILL = "MARK" } }
 "#;
 
-fn listed(drill: &Drill) -> Value {
+fn fleet_listing(drill: &Drill) -> Value {
     let ran = drill.run(&["ls", "--json"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     serde_json::from_str(&ran.stdout).expect("one object")
@@ -42,7 +42,7 @@ fn pools_and_slots_are_listed_with_what_their_walls_lack() {
         eventually(Duration::from_secs(30), "the daemon answers", || {
             drill.run(&["ls"]).code == Some(0)
         });
-        let before = listed(&drill);
+        let before = fleet_listing(&drill);
         assert_eq!(before["slots"].as_array().map(Vec::len), Some(3));
         assert_eq!(before["slots"][0]["state"], "unloaded");
         assert_eq!(before["slots"][0]["pid"], Value::Null);
@@ -52,9 +52,9 @@ fn pools_and_slots_are_listed_with_what_their_walls_lack() {
         std::fs::write(&task, line).expect("a task");
         let mut run = drill.start(&["run", task.to_str().expect("UTF-8")]);
         eventually(Duration::from_secs(30), "a slot works", || {
-            listed(&drill)["slots"][0]["state"] == "busy"
+            fleet_listing(&drill)["slots"][0]["state"] == "busy"
         });
-        let now = listed(&drill);
+        let now = fleet_listing(&drill);
         let slot = &now["slots"][0];
         assert_eq!(slot["slot"], "demo/0");
         assert_eq!(slot["task"], "long");

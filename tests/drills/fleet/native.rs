@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use crate::chat_client::{Daemon, drill_of, names, text};
 use crate::drill::{Drill, Ran, eventually};
-use crate::fleet::approvals::{LONG, answer, client, daemon, good, listed, result, waiting};
+use crate::fleet::approvals::{
+    LONG, answer, client, daemon, good, list_approvals, result, waiting,
+};
 
 /// One pool of script agents that speak it; `flags` are further words of its command.
 pub(crate) fn pool(dialect: &str, flags: &str, keys: &str) -> String {
@@ -137,7 +139,9 @@ pub(crate) fn withdraws(dialect: &str) {
         count(&drill, "events WHERE kind = 'permission_requested'"),
         1
     );
-    eventually(LONG, "nobody is asked", || listed(&drill, &[]).is_empty());
+    eventually(LONG, "nobody is asked", || {
+        list_approvals(&drill, &[]).is_empty()
+    });
     assert_understood(&drill, &[result]);
     drill.assert_dense();
 }

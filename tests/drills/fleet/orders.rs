@@ -13,7 +13,7 @@ use crate::programs::install;
 
 const LONG: Duration = Duration::from_secs(60);
 /// For what must be gone by then, and would be there for minutes by itself.
-const GONE: Duration = Duration::from_secs(20);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn pool(more: &str) -> String {
     format!(
@@ -84,9 +84,11 @@ fn a_running_check_can_be_cancelled() {
         })
     });
     running.signal("TERM");
-    assert_eq!(running.wait(GONE), Some(1));
+    assert_eq!(running.wait(CLEANUP_TIMEOUT), Some(1));
     assert_eq!(drill.results("results.jsonl")[0]["outcome"], "cancelled");
-    eventually(GONE, "nothing is left", || drill.agents().is_empty());
+    eventually(CLEANUP_TIMEOUT, "nothing is left", || {
+        drill.agents().is_empty()
+    });
 }
 
 #[test]
@@ -109,7 +111,9 @@ fn signals_in_the_middle_of_starts_leave_nothing_and_lose_no_report() {
             let outcome = result["outcome"].as_str().expect("an outcome");
             assert!(matches!(outcome, "cancelled" | "skipped"), "{result}");
         }
-        eventually(GONE, "nothing is left", || drill.agents().is_empty());
+        eventually(CLEANUP_TIMEOUT, "nothing is left", || {
+            drill.agents().is_empty()
+        });
         drill.assert_dense();
     }
 }
@@ -123,7 +127,9 @@ fn a_silent_turn_times_out_and_a_talking_one_does_not() {
     let (results, _, all) = outcomes(&drill, &["hang", "run sleep 3", &talking]);
     assert_eq!(results[0]["outcome"], "timed_out", "{all}");
     assert_eq!(results[2]["outcome"], "done", "{all}");
-    eventually(GONE, "nothing is left", || drill.agents().is_empty());
+    eventually(CLEANUP_TIMEOUT, "nothing is left", || {
+        drill.agents().is_empty()
+    });
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::chat_client::{Daemon, LONG, Told};
+use crate::chat_client::{Daemon, LONG, StreamEvent};
 use crate::drill::{count, eventually};
 use crate::fleet::plans::{CHATS, all, begin, drill, has, is_end, plan_of, steps, write};
 
@@ -134,7 +134,7 @@ fn after_kills_every_item_is_ticked_once_and_none_is_lost() {
         "goal": "g", "mode": "parallel_agents", "plan_id": "plan.md", "roles": ["coder", "tester", "coder"],
     });
     let chat = begin(&daemon, &body);
-    let mut told: Vec<Told> = Vec::new();
+    let mut told: Vec<StreamEvent> = Vec::new();
     for round in 0..count(5) {
         // After some more events each time; the work may be over before the last kill.
         let cursor = told.last().map(|of| of.id.clone());

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::chat_client::{Daemon, LONG, Told};
+use crate::chat_client::{Daemon, LONG, StreamEvent};
 use crate::drill::{Drill, eventually};
 use crate::fleet::plans::{CHATS, all, begin, drill, has, is_end, plan_of, steps, write};
 
@@ -11,7 +11,7 @@ fn body(roles: &[&str]) -> Value {
     json!({"goal": "g", "mode": "parallel_agents", "plan_id": "plan.md", "roles": roles})
 }
 
-fn end(events: &[Told]) -> (&str, &str) {
+fn end(events: &[StreamEvent]) -> (&str, &str) {
     let last = events.last().expect("an end");
     let reason = last.data["reason"].as_str().expect("a word");
     (last.name.as_str(), reason)

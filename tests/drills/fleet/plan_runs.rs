@@ -93,7 +93,7 @@ fn worked(drill: &Drill) -> BTreeMap<String, (i64, i64)> {
     found
 }
 
-fn done(drill: &Drill) -> i64 {
+fn done_steps(drill: &Drill) -> i64 {
     worked(drill).values().map(|(done, _)| done).sum()
 }
 
@@ -150,7 +150,7 @@ fn open_items_are_worked_in_their_order_and_ticked() {
         "{}",
         ran.all()
     );
-    assert_eq!(done(&drill), 4);
+    assert_eq!(done_steps(&drill), 4);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn a_person_edits(drill: &Drill) {
         );
         eventually(LONG, "what was added is queued, what went is not", || {
             let worked = worked(drill);
-            worked.contains_key("say five") && ended(drill) == 2
+            worked.contains_key("say five") && count_ended_tasks(drill) == 2
         });
     });
     assert_eq!(code, Some(0), "{log}");
@@ -215,7 +215,7 @@ fn a_person_edits(drill: &Drill) {
     }
 }
 
-fn ended(drill: &Drill) -> i64 {
+fn count_ended_tasks(drill: &Drill) -> i64 {
     let found = drill.database().query_row(
         "SELECT count(*) FROM tasks WHERE state = 'ended'",
         [],
@@ -293,10 +293,10 @@ fn kills_leave_nothing_unticked_and_nothing_worked_twice() {
     write(&drill, &text);
     let mut args = vec!["run", "plan.md"];
     for kills in 1..=3 {
-        let before = done(&drill);
+        let before = done_steps(&drill);
         let mut running = drill.start(&args);
         eventually(LONG, "some more is done", || {
-            done(&drill) >= (before + 2).min(ITEMS)
+            done_steps(&drill) >= (before + 2).min(ITEMS)
         });
         running.child.kill().expect("kill -9");
         let _ = running.child.wait();
@@ -307,7 +307,7 @@ fn kills_leave_nothing_unticked_and_nothing_worked_twice() {
             vec!["run", "plan.md"]
         };
     }
-    if done(&drill) == ITEMS {
+    if done_steps(&drill) == ITEMS {
         // Nothing is left to continue, but maybe a tick.
         args = vec!["run", "plan.md"];
     }
@@ -346,7 +346,7 @@ fn what_a_kill_left_unticked_is_ticked_and_not_worked_again() {
         let ran = drill.run(args);
         assert_eq!(ran.code, Some(0), "{}", ran.all());
         assert_eq!(plan(&drill), text.replace("[ ]", "[x]"));
-        assert_eq!(done(&drill), 3);
+        assert_eq!(done_steps(&drill), 3);
     }
     // Once that is seen to, a person who takes a tick away has the item worked again.
     write(&drill, &plan(&drill).replacen("[x]", "[ ]", 1));
@@ -366,7 +366,7 @@ fn a_daemon_goes_on_without_its_client_and_the_next_one_ticks() {
     let mut client = drill.command(&["run", "--quiet", "plan.md"]);
     let mut client = client.spawn().expect("a client");
     eventually(LONG, "some is done", || {
-        done(&drill) >= 2 && drill.workspace().join("BEGUN").exists()
+        done_steps(&drill) >= 2 && drill.workspace().join("BEGUN").exists()
     });
     let second = drill.run(&["run", "plan.md"]);
     assert_eq!(second.code, Some(3), "{}", second.all());
@@ -378,7 +378,7 @@ fn a_daemon_goes_on_without_its_client_and_the_next_one_ticks() {
     client.kill().expect("kill -9");
     let _ = client.wait();
     fs::write(drill.workspace().join("GO"), "").expect("GO");
-    eventually(LONG, "the daemon does the rest", || done(&drill) == 5);
+    eventually(LONG, "the daemon does the rest", || done_steps(&drill) == 5);
     let ran = drill.run(&["run", "plan.md"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert_eq!(plan(&drill), text.replace("[ ]", "[x]"));

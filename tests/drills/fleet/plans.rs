@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::chat_client::{Daemon, LONG, Told};
+use crate::chat_client::{Daemon, LONG, StreamEvent};
 use crate::drill::{Drill, NOBODY, eventually};
 
 pub(crate) const CHATS: &str = "/api/v1/workspaces/main/chats";
@@ -70,12 +70,12 @@ file = "own.toml"
 "##
     ));
     fs::write(drill.path("own.toml"), POLICY.replace("VERDICT", verdict)).expect("own.toml");
-    given(&drill.workspace());
+    chown_to_nobody(&drill.workspace());
     drill
 }
 
 /// Gives it to an ordinary user, as whom agents work in it.
-pub(crate) fn given(path: &Path) {
+pub(crate) fn chown_to_nobody(path: &Path) {
     let mut chown = Command::new("chown");
     chown.args(["-R", &format!("{NOBODY}:{NOBODY}")]).arg(path);
     assert!(chown.status().expect("chown").success());
@@ -89,11 +89,11 @@ pub(crate) fn begin(daemon: &Daemon, body: &Value) -> String {
 }
 
 /// All events up to the end of the work.
-pub(crate) fn all(daemon: &Daemon, chat: &str) -> Vec<Told> {
+pub(crate) fn all(daemon: &Daemon, chat: &str) -> Vec<StreamEvent> {
     daemon.follow(chat, None).until("the end", is_end)
 }
 
-pub(crate) fn is_end(told: &Told) -> bool {
+pub(crate) fn is_end(told: &StreamEvent) -> bool {
     matches!(told.name.as_str(), "done" | "error" | "stopped") && !told.data["reason"].is_null()
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn plan_of(drill: &Drill, path: &str) -> String {
 pub(crate) fn write(drill: &Drill, path: &str, text: &str) {
     let fresh = drill.path(".written.new");
     fs::write(&fresh, text).expect("written");
-    given(&fresh);
+    chown_to_nobody(&fresh);
     fs::rename(fresh, drill.workspace().join(path)).expect("put in its place");
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn has(drill: &Drill, path: &str) -> bool {
 }
 
 /// The steps of an item by their status, in order.
-pub(crate) fn steps(events: &[Told]) -> BTreeMap<String, Vec<String>> {
+pub(crate) fn steps(events: &[StreamEvent]) -> BTreeMap<String, Vec<String>> {
     let mut steps: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for told in events.iter().filter(|told| told.name == "plan_step") {
         let of = |key: &str| told.data[key].as_str().expect(key).to_owned();
@@ -204,7 +204,7 @@ fn four_members_work_forty_items_each_once() {
     drill.assert_dense();
 }
 
-fn waiting(told: &Told) -> bool {
+fn waiting(told: &StreamEvent) -> bool {
     told.name == "plan" && told.data["status"] == "waiting"
 }
 

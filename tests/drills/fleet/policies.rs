@@ -5,7 +5,7 @@ use std::fs;
 
 use crate::drill::{Drill, eventually, metric};
 use crate::fleet::approvals::{LONG, client, daemon, good, result, waiting};
-use crate::fleet::reload::{asked, counts, digest, drill, own, put, status};
+use crate::fleet::reload::{counts, digest, drill, own, put, run_prompt, status};
 
 /// How the records of all decided asks name their policy.
 fn policies(drill: &Drill) -> Vec<(String, String)> {
@@ -28,7 +28,10 @@ fn a_shadow_is_counted_and_decides_nothing() {
     let strict = own("deny", "deny", "").replace("name = \"own\"", "name = \"strict\"");
     fs::write(drill.path("strict.toml"), &strict).expect("written");
     let _daemon = daemon(&drill);
-    assert_eq!(asked(&drill, "run echo one\nrun echo two\nrun ls"), (2, 1));
+    assert_eq!(
+        run_prompt(&drill, "run echo one\nrun echo two\nrun ls"),
+        (2, 1)
+    );
     let shadow = status(&drill)["pools"][0]["shadow"].clone();
     assert_eq!(shadow["policy"], "strict");
     assert_eq!(shadow["judged"], 3, "{shadow}");
@@ -159,14 +162,17 @@ fn a_rule_allows_so_often_in_a_turn_and_in_the_next_one_again() {
     let drill = drill("session = \"slot\"\n", &rule);
     let _daemon = daemon(&drill);
     for _ in 0..2 {
-        assert_eq!(asked(&drill, "run echo 1\nrun echo 2\nrun echo 3"), (2, 1));
+        assert_eq!(
+            run_prompt(&drill, "run echo 1\nrun echo 2\nrun echo 3"),
+            (2, 1)
+        );
     }
     // Two in one command are two.
     assert_eq!(
-        asked(&drill, "run echo 1\nrun echo 2 && echo 3\nrun echo 4"),
+        run_prompt(&drill, "run echo 1\nrun echo 2 && echo 3\nrun echo 4"),
         (2, 1)
     );
-    assert_eq!(asked(&drill, "run echo 1 && echo 2 && echo 3"), (0, 1));
+    assert_eq!(run_prompt(&drill, "run echo 1 && echo 2 && echo 3"), (0, 1));
 }
 
 #[test]
@@ -217,7 +223,7 @@ fn a_policy_that_is_only_tried_asks_whatever_it_would_do() {
         assert_eq!(counts(&result(&drill, working)), (0, 1));
     }
     // What the guard denies it denies all the same.
-    assert_eq!(asked(&drill, "run cat .env"), (0, 1));
+    assert_eq!(run_prompt(&drill, "run cat .env"), (0, 1));
     eventually(LONG, "it is logged", || {
         let log = drill.log("stderr.log");
         log.contains("would have decided") && log.contains("\"would\":\"allow\"")

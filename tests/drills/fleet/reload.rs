@@ -97,7 +97,7 @@ pub(crate) fn counts(result: &Value) -> (u64, u64) {
     (of("allowed"), of("denied"))
 }
 
-pub(crate) fn asked(drill: &Drill, prompt: &str) -> (u64, u64) {
+pub(crate) fn run_prompt(drill: &Drill, prompt: &str) -> (u64, u64) {
     counts(&result(drill, client(drill, &[prompt])))
 }
 
@@ -112,7 +112,7 @@ fn a_change_is_seen_by_itself_and_a_signal_and_a_request_read_again() {
     });
     let path = drill.path("own.toml");
     assert_eq!(first["pools"][0]["files"][0], path.to_str().expect("UTF-8"));
-    assert_eq!(asked(&drill, "run echo one"), (1, 0));
+    assert_eq!(run_prompt(&drill, "run echo one"), (1, 0));
 
     put(&drill, "own.toml", &own("deny", "deny", ""));
     let old = first["pools"][0]["sha256"]
@@ -124,7 +124,7 @@ fn a_change_is_seen_by_itself_and_a_signal_and_a_request_read_again() {
     assert_eq!(seen["last_reload"]["cause"], "file", "{seen}");
     assert_eq!(seen["last_reload"]["pools_changed"], 1, "{seen}");
     assert!(seen["pools"][0]["loaded_at_us"].as_i64() > first["pools"][0]["loaded_at_us"].as_i64());
-    assert_eq!(asked(&drill, "run echo two"), (0, 1));
+    assert_eq!(run_prompt(&drill, "run echo two"), (0, 1));
 
     running.signal("HUP");
     eventually(LONG, "the signal is heard", || {
@@ -237,7 +237,7 @@ fn a_faulty_policy_starts_nothing_and_on_reload_the_old_one_stays() {
         assert_eq!(asked_for.code, Some(1), "{}", asked_for.all());
         assert!(asked_for.stderr.contains(word), "{}", asked_for.all());
         if word == "alow" {
-            assert_eq!(asked(&drill, "run echo still"), (1, 0));
+            assert_eq!(run_prompt(&drill, "run echo still"), (1, 0));
         }
         assert_eq!(digest(&drill), before, "{word}");
         let page = drill.get("/metrics").1;
@@ -250,7 +250,7 @@ fn a_faulty_policy_starts_nothing_and_on_reload_the_old_one_stays() {
     }
     let shown = drill.run(&["policy", "status"]);
     assert!(!shown.stdout.contains("STALE"), "{}", shown.all());
-    assert_eq!(asked(&drill, "run echo still"), (1, 0));
+    assert_eq!(run_prompt(&drill, "run echo still"), (1, 0));
     let page = drill.get("/metrics").1;
     let failed = metric(&page, r#"marshal_policy_reloads_total{result="error"}"#);
     assert!(failed >= Some(16.0), "{failed:?}");
@@ -359,18 +359,18 @@ fn what_is_extended_and_the_sites_policy_are_watched_too() {
     eventually(LONG, "the files are watched", || {
         status(&drill)["watched"] == true
     });
-    assert_eq!(asked(&drill, "run echo one"), (1, 0));
+    assert_eq!(run_prompt(&drill, "run echo one"), (1, 0));
     for (name, title) in [("more/base.toml", "base"), ("site/corp.toml", "corp")] {
         let before = digest(&drill);
         let rule = "[[rule]]\nid = \"no-echo\"\ndecision = \"deny\"\ntool = \"shell\"\nargv = [\"echo\"]\n";
         let plain = format!("schema = 1\nname = \"{title}\"\n");
         fs::write(drill.path(name), format!("{plain}{rule}")).expect("written");
         eventually(LONG, name, || digest(&drill) != before);
-        assert_eq!(asked(&drill, "run echo two"), (0, 1), "{name}");
+        assert_eq!(run_prompt(&drill, "run echo two"), (0, 1), "{name}");
         fs::write(drill.path(name), plain).expect("written");
         eventually(LONG, name, || digest(&drill) == before);
     }
-    assert_eq!(asked(&drill, "run echo three"), (1, 0));
+    assert_eq!(run_prompt(&drill, "run echo three"), (1, 0));
 }
 
 #[test]
@@ -488,5 +488,5 @@ fn a_policy_that_is_wrong_about_its_own_cases_is_not_used() {
     // The cases are watched like the policy.
     fs::write(drill.path("cases/own.jsonl"), case("deny")).expect("written");
     becomes_good(&drill);
-    assert_eq!(asked(&drill, "run echo x"), (0, 1));
+    assert_eq!(run_prompt(&drill, "run echo x"), (0, 1));
 }

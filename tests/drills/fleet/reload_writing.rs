@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::drill::eventually;
 use crate::fleet::approvals::{LONG, daemon};
-use crate::fleet::reload::{asked, digest, drill, own, put, status};
+use crate::fleet::reload::{digest, drill, own, put, run_prompt, status};
 
 #[test]
 fn half_a_policy_does_not_come_into_force() {
@@ -17,7 +17,7 @@ fn half_a_policy_does_not_come_into_force() {
         status(&drill)["watched"] == true
     });
     let before = digest(&drill);
-    assert_eq!(asked(&drill, "run echo one"), (0, 1));
+    assert_eq!(run_prompt(&drill, "run echo one"), (0, 1));
     // A prefix of whole tables: a good policy that allows what the whole one denies.
     let half = own("allow", "deny", "");
     let (half, rest) = half.split_once("[[rule]]").expect("a rule");
@@ -33,13 +33,13 @@ fn half_a_policy_does_not_come_into_force() {
     fs::set_permissions(&path, mode).expect("mode");
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(digest(&drill), before, "half of it is in force");
-    assert_eq!(asked(&drill, "run echo one"), (0, 1));
+    assert_eq!(run_prompt(&drill, "run echo one"), (0, 1));
     writer.write_all(b"[[rule]]").expect("written");
     writer.write_all(rest.as_bytes()).expect("written");
     drop(writer);
     eventually(LONG, "the whole is in force", || digest(&drill) != before);
     assert_eq!(status(&drill)["stale_since_us"], serde_json::Value::Null);
-    assert_eq!(asked(&drill, "run echo one"), (0, 1));
+    assert_eq!(run_prompt(&drill, "run echo one"), (0, 1));
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn a_change_between_the_first_reading_and_the_first_watch_is_not_lost() {
     let wanted = drill.run(&["policy", "explain", "-p", "own"]);
     assert!(!wanted.all().is_empty() && path.exists());
     eventually(LONG, "the new one denies", || {
-        asked(&drill, "run echo one") == (0, 1)
+        run_prompt(&drill, "run echo one") == (0, 1)
     });
     drop(running);
 }

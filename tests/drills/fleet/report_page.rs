@@ -1,4 +1,4 @@
-//! The page of the morning after what it tells of: costs, retries, what waits, what was denied.
+//! The report page: costs, retries, pending approvals and denials agree with what happened.
 
 use std::fs;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::drill::{Drill, Ran, eventually};
-use crate::fleet::approvals::{self, ASKED, answer, client, good, id, waiting};
+use crate::fleet::approvals::{self, UNDECIDED_PROMPT, answer, client, good, id, waiting};
 use crate::fleet::routes;
 use crate::provider::{Provider, message};
 
@@ -77,7 +77,7 @@ fn what_an_agent_reported_is_told_apart_from_what_was_counted() {
 fn what_waits_and_what_was_denied_is_in_it_with_a_rule_that_works() {
     let drill = Drill::new(&approvals::pool("acp", ""));
     let _daemon = approvals::daemon(&drill);
-    let mut working = client(&drill, &[ASKED]);
+    let mut working = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     let (page, text) = report(&drill, &[]);
     assert_eq!(page["waiting"][0]["approval"], ask["approval"], "{page}");

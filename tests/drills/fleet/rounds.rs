@@ -6,7 +6,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::chat_client::{Daemon, LONG, Told};
+use crate::chat_client::{Daemon, LONG, StreamEvent};
 use crate::drill::{Drill, count, eventually};
 
 const POLICY: &str = "schema = 1\nname = \"open\"\ndefault = \"allow\"\n";
@@ -74,27 +74,27 @@ fn begin(daemon: &Daemon, body: &Value) -> String {
 }
 
 /// Ends of turns and of the whole carry an outcome or a reason; that of the whole no turn.
-fn is_over(told: &Told) -> bool {
+fn is_over(told: &StreamEvent) -> bool {
     matches!(told.name.as_str(), "done" | "stopped" | "error")
         && told.data["turn_id"].is_null()
         && !told.data["reason"].is_null()
 }
 
 /// Everything to the end of the whole.
-fn whole(daemon: &Daemon, chat: &str) -> Vec<Told> {
+fn whole(daemon: &Daemon, chat: &str) -> Vec<StreamEvent> {
     let mut stream = daemon.follow(chat, None);
     stream.until("the end of the whole", is_over)
 }
 
-fn ends(events: &[Told]) -> Vec<&Told> {
-    let is_end = |told: &&Told| {
+fn ends(events: &[StreamEvent]) -> Vec<&StreamEvent> {
+    let is_end = |told: &&StreamEvent| {
         matches!(told.name.as_str(), "done" | "stopped" | "error")
             && !told.data["turn_id"].is_null()
     };
     events.iter().filter(is_end).collect()
 }
 
-fn last(events: &[Told]) -> (&str, &str) {
+fn last(events: &[StreamEvent]) -> (&str, &str) {
     let last = events.last().expect("an event");
     (
         last.name.as_str(),
@@ -249,7 +249,7 @@ fn kills_neither_lose_nor_repeat_a_round_and_the_past_is_told_as_it_was() {
         "limits": {"turns": most},
     });
     let chat = begin(&daemon, &body);
-    let mut live: Vec<Told> = Vec::new();
+    let mut live: Vec<StreamEvent> = Vec::new();
     for kill in 0..kills {
         // The work may be over before the last kill.
         if live.last().is_some_and(is_over) {

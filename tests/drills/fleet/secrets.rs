@@ -37,7 +37,7 @@ env       = {{ set = {{ DRILL = "MARK", {} }} }}
 }
 
 /// Decision, rules, input and facts of every request, in order.
-fn asked(drill: &Drill) -> Vec<(String, String, String, Value)> {
+fn permission_request_rows(drill: &Drill) -> Vec<(String, String, String, Value)> {
     let database = drill.database();
     let query = "SELECT decision, rules, input, facts FROM permission_requests ORDER BY link";
     let mut statement = database.prepare(query).expect("approvals");
@@ -62,7 +62,7 @@ fn a_secret_is_on_no_record_and_what_runs_is_what_was_sent() {
         );
         let ran = drill.run(&["run", "--results", "r.jsonl", &script]);
         assert_eq!(ran.code, Some(0), "{}", ran.all());
-        let rows = asked(&drill);
+        let rows = permission_request_rows(&drill);
         // A text that is only written is not judged; one that runs is.
         assert_eq!(rows[0].0, "allow");
         assert!(
@@ -128,7 +128,7 @@ fn a_mark_hides_nothing_from_the_rules_and_is_allowed_by_none() {
     let script = "run cat /etc/shadow\nread src/lib.rs\nread README.md\nrun git status";
     let ran = drill.run(&["run", "--results", "r.jsonl", script]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
-    let rows = asked(&drill);
+    let rows = permission_request_rows(&drill);
     assert_eq!(rows.len(), 4);
     let (decision, rules, input, facts) = &rows[0];
     assert_eq!(decision, "deny");

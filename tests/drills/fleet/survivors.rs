@@ -19,7 +19,7 @@ env       = { set = { DRILL = "MARK" } }
 
 const LONG: Duration = Duration::from_secs(60);
 /// For what would be there for minutes by itself.
-const GONE: Duration = Duration::from_secs(20);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A supervisor whose eight agents are busy, each with an orphan that left its session.
 fn busy(drill: &Drill) -> (Running, BTreeSet<u32>) {
@@ -44,7 +44,7 @@ fn sandboxes(pids: &BTreeSet<u32>) -> BTreeSet<std::path::PathBuf> {
     pids.iter().filter_map(namespace).collect()
 }
 
-fn gone(all: &BTreeSet<u32>, drill: &Drill, since: Instant, most: Duration) {
+fn wait_until_dead(all: &BTreeSet<u32>, drill: &Drill, since: Instant, most: Duration) {
     loop {
         let left: Vec<_> = all.iter().filter(|pid| is_alive(**pid)).collect();
         let agents = drill.agents();
@@ -66,7 +66,7 @@ fn a_killed_supervisor_leaves_nothing() {
         let since = Instant::now();
         running.child.kill().expect("kill -9");
         let _ = running.child.wait();
-        gone(&all, &drill, since, GONE);
+        wait_until_dead(&all, &drill, since, CLEANUP_TIMEOUT);
     }
 }
 
@@ -78,7 +78,7 @@ fn ctrl_c_and_term_leave_nothing_and_write_results() {
         running.signal(signal);
         let code = running.wait(LONG);
         assert_eq!(code, Some(1), "{signal}: {}", drill.log("stderr.log"));
-        gone(&all, &drill, Instant::now(), GONE);
+        wait_until_dead(&all, &drill, Instant::now(), CLEANUP_TIMEOUT);
         let table = drill.log("stdout.log");
         assert!(table.matches("cancelled").count() >= 8, "{table}");
     }
@@ -94,9 +94,9 @@ fn a_second_signal_kills() {
         drill.log("stderr.log").contains("a second signal kills")
     });
     running.signal("INT");
-    let code = running.wait(GONE);
+    let code = running.wait(CLEANUP_TIMEOUT);
     assert!(matches!(code, Some(130 | 1)), "{code:?}");
-    gone(&all, &drill, Instant::now(), GONE);
+    wait_until_dead(&all, &drill, Instant::now(), CLEANUP_TIMEOUT);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_restarted_slot_leaves_nothing_of_its_old_child() {
     assert_eq!(before.len(), 8, "{before:?}");
     let ran = drill.run(&["restart", "demo/3"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
-    eventually(GONE, "one sandbox is empty", || {
+    eventually(CLEANUP_TIMEOUT, "one sandbox is empty", || {
         sandboxes(&drill.agents()).len() == 7
     });
     let ran = drill.run(&["restart", "demo/99"]);
@@ -129,5 +129,7 @@ fn without_walls_a_stop_leaves_nothing() {
     });
     running.signal("TERM");
     assert_eq!(running.wait(LONG), Some(1));
-    eventually(GONE, "nothing is left", || drill.agents().is_empty());
+    eventually(CLEANUP_TIMEOUT, "nothing is left", || {
+        drill.agents().is_empty()
+    });
 }

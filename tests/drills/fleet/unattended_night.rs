@@ -1,6 +1,6 @@
-//! A night in small: many tasks over a few slots, nobody there; and in the morning every decision is
-//! on record, proved, judged again by a stricter policy, and summed up. What was to be decided is
-//! computed here, from the prompts, and not from the record.
+//! An unattended night in small: many tasks over a few slots. Afterwards every decision is on record,
+//! is proved by the audit, is evaluated again by a stricter policy, and is summed up. The expected
+//! decisions are computed here from the prompts, not from the record.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -116,13 +116,13 @@ fn steps(task: usize) -> Vec<&'static str> {
 
 /// A step in the pool that it was made in: where an agent says that a command needs everything, that
 /// raises the verdict.
-type Asked = (&'static str, &'static str);
+type PermissionStep = (&'static str, &'static str);
 
 fn pool_of(task: usize) -> &'static str {
     ["owls", "bats"][task % 2]
 }
 
-fn judge(policy: Policy, (pool, step): Asked) -> Decision {
+fn judge(policy: Policy, (pool, step): PermissionStep) -> Decision {
     let found = STEPS.iter().find(|(other, ..)| *other == step);
     let (_, developer, stricter) = found.expect("a step");
     let decision = match policy {
@@ -163,7 +163,7 @@ fn step_of(input: &Value) -> &'static str {
 }
 
 /// The same with the pool of the record.
-fn asked_of(record: &Value) -> Asked {
+fn asked_of(record: &Value) -> PermissionStep {
     let pool = if record["pool"] == "owls" {
         "owls"
     } else {
@@ -173,8 +173,8 @@ fn asked_of(record: &Value) -> Asked {
 }
 
 /// One night; gives how many requests each step made.
-fn night(drill: &Drill) -> BTreeMap<Asked, usize> {
-    let mut asked: BTreeMap<Asked, usize> = BTreeMap::new();
+fn night(drill: &Drill) -> BTreeMap<PermissionStep, usize> {
+    let mut asked: BTreeMap<PermissionStep, usize> = BTreeMap::new();
     let mut lines = String::new();
     for task in 0..count(TASKS) {
         let steps = steps(task);
@@ -257,9 +257,9 @@ fn results(drill: &Drill, policy: Policy) {
 }
 
 /// Compares every record with what was to be decided; gives how many there are.
-fn records(drill: &Drill, asked: &BTreeMap<Asked, usize>, policy: Policy) -> usize {
+fn records(drill: &Drill, asked: &BTreeMap<PermissionStep, usize>, policy: Policy) -> usize {
     let ran = drill.run(&["audit", "export"]);
-    let mut found: BTreeMap<Asked, usize> = BTreeMap::new();
+    let mut found: BTreeMap<PermissionStep, usize> = BTreeMap::new();
     for line in ran.stdout.lines() {
         let record: Value = serde_json::from_str(line).expect("a record");
         let step = asked_of(&record);
@@ -283,9 +283,9 @@ fn records(drill: &Drill, asked: &BTreeMap<Asked, usize>, policy: Policy) -> usi
     found.values().sum()
 }
 
-fn replay(drill: &Drill, asked: &BTreeMap<Asked, usize>, [then, now]: [Policy; 2]) {
+fn replay(drill: &Drill, asked: &BTreeMap<PermissionStep, usize>, [then, now]: [Policy; 2]) {
     let mut counts: BTreeMap<(String, String), usize> = BTreeMap::new();
-    let mut changes: BTreeMap<Asked, usize> = BTreeMap::new();
+    let mut changes: BTreeMap<PermissionStep, usize> = BTreeMap::new();
     for (step, times) in asked {
         let (old, new) = (judge(then, *step), judge(now, *step));
         *counts
@@ -333,7 +333,7 @@ fn replay(drill: &Drill, asked: &BTreeMap<Asked, usize>, [then, now]: [Policy; 2
         );
     }
     assert_eq!(found, counts);
-    let mut changed: BTreeMap<Asked, usize> = BTreeMap::new();
+    let mut changed: BTreeMap<PermissionStep, usize> = BTreeMap::new();
     for row in page["changes"].as_array().expect("changes") {
         let step = asked_of(row);
         assert_eq!(row["old"], judge(then, step).as_str(), "{row}");
@@ -344,7 +344,7 @@ fn replay(drill: &Drill, asked: &BTreeMap<Asked, usize>, [then, now]: [Policy; 2
     assert_eq!(changed, changes);
 }
 
-fn report(drill: &Drill, asked: &BTreeMap<Asked, usize>, policy: Policy) {
+fn report(drill: &Drill, asked: &BTreeMap<PermissionStep, usize>, policy: Policy) {
     let ran = drill.run(&["--json", "report", "--since", "1h"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     let page: Value = serde_json::from_str(&ran.stdout).expect("a page");

@@ -26,7 +26,7 @@ fn payload(ledger: &str, number: usize) -> String {
 }
 
 /// How often each command was run.
-fn counted(ledger: &Path) -> BTreeMap<usize, usize> {
+fn count_runs(ledger: &Path) -> BTreeMap<usize, usize> {
     let mut counted = BTreeMap::new();
     for line in fs::read_to_string(ledger).unwrap_or_default().lines() {
         let number = line.parse().expect("a number");
@@ -66,7 +66,7 @@ fn a_runner_that_is_killed_at_any_moment_runs_nothing_twice() {
             .nth(1)
             .and_then(|it| it.parse().ok())
             .expect("a number");
-        let times = counted(&ledger).get(&number).copied().unwrap_or(0);
+        let times = count_runs(&ledger).get(&number).copied().unwrap_or(0);
         match &*done.end() {
             "ok marker_seen" => {
                 assert_eq!(times, 1, "seed {seed}: {done:?}");
@@ -135,7 +135,7 @@ fn a_supervisor_that_is_killed_at_any_moment_runs_nothing_twice() {
     (1..=COMMANDS).for_each(submit);
     // At least once in the middle of a command.
     let ledger = dir.join("ledger");
-    eventually(LONG, "a command runs", || !counted(&ledger).is_empty());
+    eventually(LONG, "a command runs", || !count_runs(&ledger).is_empty());
     for _ in 0..count(6) {
         running.signal("KILL");
         running.wait(LONG);
@@ -157,7 +157,7 @@ fn a_supervisor_that_is_killed_at_any_moment_runs_nothing_twice() {
     assert_eq!(results(&front)[&last]["status"], "ok", "seed {seed}");
     running.signal("TERM");
     running.wait(LONG);
-    let counted = counted(&ledger);
+    let counted = count_runs(&ledger);
     for (number, result) in results(&front) {
         let times = counted.get(&number).copied().unwrap_or(0);
         if result["status"] == "ok" {

@@ -52,12 +52,12 @@ impl Runner {
 
 /// A result with its output.
 #[derive(Debug)]
-pub(crate) struct Done {
+pub(crate) struct CommandResult {
     pub(crate) result: Value,
     pub(crate) output: String,
 }
 
-impl Done {
+impl CommandResult {
     /// `status exit_reason`.
     pub(crate) fn end(&self) -> String {
         let text = |key: &str| self.result[key].as_str().expect("a text").to_owned();
@@ -226,17 +226,17 @@ impl Session {
     }
 
     /// The result of a command, once it is there.
-    pub(crate) fn result(&self, stem: &str) -> Done {
+    pub(crate) fn result(&self, stem: &str) -> CommandResult {
         let file = format!("result/{stem}.json");
         self.until(&file, |session| session.json(&file).is_some());
-        Done {
+        CommandResult {
             result: self.json(&file).expect("a result"),
             output: self.text(&format!("output/{stem}.out")),
         }
     }
 
     /// Runs a command.
-    pub(crate) fn run(&self, seq: u64, payload: &str) -> Done {
+    pub(crate) fn run(&self, seq: u64, payload: &str) -> CommandResult {
         self.result(&self.submit(seq, payload))
     }
 

@@ -1,4 +1,4 @@
-//! Conversations of editors with agents at a far end.
+//! Conversations of editors with agents on an SSH host.
 
 use std::fs;
 
@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use crate::drill::Drill;
 use crate::editor::Editor;
-use crate::ssh::far::Far;
+use crate::ssh::ssh_host::SshHost;
 
-fn open(editor: &mut Editor, far: &Far, session: Option<&str>) -> Value {
+fn open(editor: &mut Editor, far: &SshHost, session: Option<&str>) -> Value {
     let mut params = json!({"cwd": far.work(), "mcpServers": []});
     let Some(session) = session else {
         return editor.call("session/new", &params);
@@ -19,7 +19,7 @@ fn open(editor: &mut Editor, far: &Far, session: Option<&str>) -> Value {
 
 #[test]
 fn an_editor_talks_to_an_agent_at_a_far_end_and_loads_the_session_again() {
-    let far = Far::start();
+    let far = SshHost::start();
     for dialect in ["acp", "scaiflux"] {
         let resume = match dialect {
             "acp" => "dialect = \"acp\"",
@@ -47,9 +47,9 @@ fn an_editor_talks_to_an_agent_at_a_far_end_and_loads_the_session_again() {
         let mut editor = Editor::start(&drill, "far");
         let reply = open(&mut editor, &far, Some(&session));
         assert!(reply["result"].is_object(), "{dialect}: {reply}");
-        assert!(editor.said().contains("one"), "{dialect}");
+        assert!(editor.take_agent_text().contains("one"), "{dialect}");
         assert_eq!(editor.prompt(&session, "recall"), "end_turn", "{dialect}");
-        let said = editor.said();
+        let said = editor.take_agent_text();
         assert!(said.contains("say one"), "{dialect}: {said}");
         assert_eq!(editor.leave(), Some(0));
         drill.assert_dense();

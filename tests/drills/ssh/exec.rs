@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use crate::drill::{NOBODY, eventually, processes};
 
 /// A directory of an ordinary user, to work in.
-struct Room {
+struct ExecHost {
     dir: tempfile::TempDir,
     mark: String,
 }
 
-impl Room {
+impl ExecHost {
     fn new() -> Self {
         let dir = tempfile::Builder::new()
             .prefix("marshal-exec-")
@@ -97,7 +97,7 @@ impl Room {
         (child, stdin)
     }
 
-    fn gone(&self, most: Duration) {
+    fn wait_until_no_process(&self, most: Duration) {
         eventually(most, "nothing is left", || self.inside() == 0);
     }
 }
@@ -106,7 +106,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn shown(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     format!(
         "{}\n{}\n{}",
         output.status,
@@ -116,7 +116,7 @@ fn shown(output: &Output) -> String {
 }
 
 /// What is left must be gone by then: by itself none of it goes.
-const GONE: Duration = Duration::from_secs(20);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
 
 const BUSY: [&str; 4] = [
     "--",
@@ -127,7 +127,7 @@ const BUSY: [&str; 4] = [
 
 #[test]
 fn input_outputs_and_exit_code_pass_through_unchanged() {
-    let room = Room::new();
+    let room = ExecHost::new();
     let mut child = room
         .exec(&["--mode=ro", "--", "sh", "-c", "cat; echo oops >&2; exit 42"])
         .stdin(Stdio::piped())
@@ -154,19 +154,19 @@ fn input_outputs_and_exit_code_pass_through_unchanged() {
 
 #[test]
 fn a_command_sees_its_workspace_and_nothing_of_its_callers() {
-    let room = Room::new();
+    let room = ExecHost::new();
     let script = "id -u; pwd; cat file.txt; echo \"[$SECRET$TERM]\"; ls /root /home/agent; touch x";
     let output = room.run(&["--mode=ro", "--", "sh", "-c", script]);
     let out = text(&output.stdout);
     assert!(
         out.starts_with("1000\n/workspace\nas it was\n[]\n"),
         "{}",
-        shown(&output)
+        output_text(&output)
     );
     assert!(
         text(&output.stderr).contains("Read-only file system"),
         "{}",
-        shown(&output)
+        output_text(&output)
     );
     let output = room.run(&[
         "--mode=rw",
@@ -176,7 +176,7 @@ fn a_command_sees_its_workspace_and_nothing_of_its_callers() {
         "-c",
         "echo $SECRET; echo new > x",
     ]);
-    assert_eq!(text(&output.stdout), "s3cret\n", "{}", shown(&output));
+    assert_eq!(text(&output.stdout), "s3cret\n", "{}", output_text(&output));
     assert_eq!(
         fs::read_to_string(room.path("work/x")).expect("written"),
         "new\n"
@@ -191,7 +191,7 @@ fn a_command_sees_its_workspace_and_nothing_of_its_callers() {
         "-c",
         "echo kept > ~/kept",
     ]);
-    assert!(output.status.success(), "{}", shown(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     assert_eq!(
         fs::read_to_string(room.path("home/kept")).expect("written"),
         "kept\n"
@@ -206,15 +206,15 @@ fn a_command_sees_its_workspace_and_nothing_of_its_callers() {
     assert!(
         text(&output.stdout).starts_with("marshal "),
         "{}",
-        shown(&output)
+        output_text(&output)
     );
 }
 
 #[test]
 fn a_copy_is_kept_and_the_directory_itself_stays_as_it_is() {
-    let room = Room::new();
+    let room = ExecHost::new();
     let output = room.run(&["--", "sh", "-c", "echo changed > file.txt"]);
-    assert!(output.status.success(), "{}", shown(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     let said = text(&output.stderr);
     let (_, path) = said.trim_end().rsplit_once("is kept in ").expect("a path");
     let copy = fs::read_to_string(Path::new(path).join("file.txt")).expect("the copy");
@@ -225,7 +225,7 @@ fn a_copy_is_kept_and_the_directory_itself_stays_as_it_is() {
 
 #[test]
 fn as_root_a_command_is_somebody_else_too() {
-    let room = Room::new();
+    let room = ExecHost::new();
     let mut command = room.command(None);
     command.args([
         "sandbox",
@@ -237,7 +237,7 @@ fn as_root_a_command_is_somebody_else_too() {
         "id -u; echo root > file.txt",
     ]);
     let output = command.output().expect("marshal");
-    assert_eq!(text(&output.stdout), "1000\n", "{}", shown(&output));
+    assert_eq!(text(&output.stdout), "1000\n", "{}", output_text(&output));
     assert_eq!(
         fs::read_to_string(room.path("work/file.txt")).expect("written"),
         "root\n"
@@ -246,31 +246,35 @@ fn as_root_a_command_is_somebody_else_too() {
     let mut command = room.command(None);
     command.args(["sandbox", "exec", "--mode=rw", "--", "true"]);
     let output = command.output().expect("marshal");
-    assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(125), "{}", output_text(&output));
     assert!(
         text(&output.stderr).contains("belongs to root"),
         "{}",
-        shown(&output)
+        output_text(&output)
     );
 }
 
 #[test]
 fn what_cannot_be_had_is_refused_and_nothing_runs() {
-    let room = Room::new();
+    let room = ExecHost::new();
     let refused = |words: &[&str], code: i32, part: &str| {
         let output = room.run(words);
         assert_eq!(
             output.status.code(),
             Some(code),
             "{words:?} {}",
-            shown(&output)
+            output_text(&output)
         );
         assert!(
             text(&output.stderr).contains(part),
             "{words:?} {}",
-            shown(&output)
+            output_text(&output)
         );
-        assert!(output.stdout.is_empty(), "{words:?} {}", shown(&output));
+        assert!(
+            output.stdout.is_empty(),
+            "{words:?} {}",
+            output_text(&output)
+        );
     };
     let echo = ["--", "echo", "ran"];
     let with = |words: &[&'static str]| words.iter().chain(&echo).copied().collect::<Vec<_>>();
@@ -314,14 +318,14 @@ fn what_cannot_be_had_is_refused_and_nothing_runs() {
 
 #[test]
 fn the_end_of_the_input_is_a_stop_and_its_ladder_ends_everything() {
-    let room = Room::new();
+    let room = ExecHost::new();
     let (mut child, stdin) = room.start(&["--mode=ro", "--eof-wait=300ms", "--", "sleep", "1000"]);
     let began = Instant::now();
     drop(stdin);
     // SIGINT ends it after its time.
     assert_eq!(child.wait().expect("ends").code(), Some(130));
     assert!(began.elapsed() >= Duration::from_millis(300));
-    room.gone(GONE);
+    room.wait_until_no_process(CLEANUP_TIMEOUT);
     let words: Vec<&str> = ["--mode=ro", "--eof-wait=0s"]
         .into_iter()
         .chain(BUSY)
@@ -347,18 +351,18 @@ fn the_end_of_the_input_is_a_stop_and_its_ladder_ends_everything() {
 
 #[test]
 fn nothing_survives_the_end_of_whoever_started_it() {
-    let room = Room::new();
+    let room = ExecHost::new();
     let words: Vec<&str> = ["--mode=ro"].into_iter().chain(BUSY).collect();
     // SIGHUP, as from a connection that is gone.
     let (mut child, _stdin) = room.start(&words);
-    crate::ssh::far::signal(child.id(), "HUP");
+    crate::ssh::ssh_host::signal(child.id(), "HUP");
     assert_eq!(child.wait().expect("ends").code(), Some(137));
     assert_eq!(room.inside(), 0);
     // Killed itself.
     let (mut child, _stdin) = room.start(&words);
-    crate::ssh::far::signal(child.id(), "KILL");
+    crate::ssh::ssh_host::signal(child.id(), "KILL");
     let _ = child.wait();
-    room.gone(GONE);
+    room.wait_until_no_process(CLEANUP_TIMEOUT);
     // The shell between is killed: nobody else says anything, and the input stays open.
     let marshal = env!("CARGO_BIN_EXE_marshal");
     let mark = format!("--set=MARK={}", room.mark);
@@ -392,14 +396,14 @@ fn nothing_survives_the_end_of_whoever_started_it() {
     eventually(Duration::from_secs(60), "the command runs", || {
         room.inside() >= 2
     });
-    crate::ssh::far::signal(shell.id(), "KILL");
+    crate::ssh::ssh_host::signal(shell.id(), "KILL");
     let _ = shell.wait();
-    room.gone(GONE);
+    room.wait_until_no_process(CLEANUP_TIMEOUT);
 }
 
 #[test]
 fn an_output_that_nobody_reads_any_more_ends_the_command() {
-    let room = Room::new();
+    let room = ExecHost::new();
     let mut child = room
         .exec(&[
             "--mode=ro",
@@ -417,12 +421,12 @@ fn an_output_that_nobody_reads_any_more_ends_the_command() {
     stdout.read_exact(&mut first).expect("a line");
     drop(stdout);
     let _ = child.wait().expect("ends");
-    room.gone(GONE);
+    room.wait_until_no_process(CLEANUP_TIMEOUT);
 }
 
 #[test]
 fn walls_are_explained_in_words_and_as_data() {
-    let room = Room::new();
+    let room = ExecHost::new();
     let mut command = room.command(Some(NOBODY));
     command.args(["sandbox", "explain", "--mode=ro"]);
     let output = command.output().expect("marshal");
@@ -433,7 +437,7 @@ fn walls_are_explained_in_words_and_as_data() {
         "read-only  /usr",
         &format!("uid and gid 1000 inside, {NOBODY}"),
     ] {
-        assert!(out.contains(part), "{part}: {}", shown(&output));
+        assert!(out.contains(part), "{part}: {}", output_text(&output));
     }
     let mut command = room.command(Some(NOBODY));
     command.args(["--json", "sandbox", "explain", "--network=host"]);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::drill::{Drill, Running, eventually};
-use crate::ssh::far::{Far, signal};
+use crate::ssh::ssh_host::{SshHost, signal};
 
 /// A run whose agent is busy, with an orphan that left its session.
 fn busy(drill: &Drill) -> Running {
@@ -27,7 +27,7 @@ fn detail(drill: &Drill) -> String {
 
 #[test]
 fn a_cut_connection_is_told_with_what_may_be_left() {
-    let far = Far::start();
+    let far = SshHost::start();
     let drill = Drill::new(&far.pool(&far.keys(), ""));
     let mut running = busy(&drill);
     far.signal_sessions("KILL");
@@ -56,7 +56,7 @@ fn a_cut_connection_is_told_with_what_may_be_left() {
 
 #[test]
 fn with_marshal_at_the_far_end_nothing_survives_a_cut() {
-    let far = Far::start();
+    let far = SshHost::start();
     let drill = Drill::new(&far.pool(&format!("{}\nmarshal = \"marshal\"", far.keys()), ""));
     let mut running = busy(&drill);
     far.signal_sessions("KILL");
@@ -75,7 +75,7 @@ fn with_marshal_at_the_far_end_nothing_survives_a_cut() {
 
 #[test]
 fn a_stalled_connection_counts_as_lost() {
-    let far = Far::start();
+    let far = SshHost::start();
     let drill = Drill::new(&far.pool(&format!("{}\nalive_timeout = \"6s\"", far.keys()), ""));
     let mut running = busy(&drill);
     far.signal_sessions("STOP");
@@ -93,7 +93,7 @@ fn a_stalled_connection_counts_as_lost() {
 
 #[test]
 fn a_killed_supervisor_leaves_nothing_behind_far_walls_and_no_client_here() {
-    let far = Far::start();
+    let far = SshHost::start();
     let drill = Drill::new(&far.pool(&format!("{}\nmarshal = \"marshal\"", far.keys()), ""));
     let running = busy(&drill);
     running.signal("KILL");
@@ -110,7 +110,7 @@ fn a_killed_supervisor_leaves_nothing_behind_far_walls_and_no_client_here() {
 
 #[test]
 fn an_agent_that_ends_with_its_input_leaves_nothing_to_tell() {
-    let far = Far::start();
+    let far = SshHost::start();
     let drill = Drill::new(&far.pool(&far.keys(), ""));
     let ran = drill.run(&["run", "--results", "r.jsonl", "list ."]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());

@@ -4,9 +4,9 @@
 //! Needs root, which alone can show sshd a list of accounts of its own. sshd itself is Debian's,
 //! unpacked beside the other tools of the tests: nothing is installed or started on this host.
 
+mod conversations;
 mod exec;
-mod far;
 mod lost;
 mod refused;
-mod talk;
+mod ssh_host;
 mod work;

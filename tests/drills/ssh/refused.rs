@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::drill::{Drill, Ran};
-use crate::ssh::far::Far;
+use crate::ssh::ssh_host::SshHost;
 
 fn one_task(drill: &Drill) -> (Ran, String) {
     let ran = drill.run(&["run", "--results", "r.jsonl", "list ."]);
@@ -16,7 +16,7 @@ fn one_task(drill: &Drill) -> (Ran, String) {
 }
 
 #[track_caller]
-fn says(ran: &Ran, detail: &str, parts: &[&str]) {
+fn assert_detail(ran: &Ran, detail: &str, parts: &[&str]) {
     for part in parts {
         assert!(detail.contains(part), "{part}: {detail}\n{}", ran.all());
     }
@@ -25,10 +25,10 @@ fn says(ran: &Ran, detail: &str, parts: &[&str]) {
 
 #[test]
 fn a_host_whose_key_is_not_the_known_one_parks_the_slot_at_once() {
-    let far = Far::start();
+    let far = SshHost::start();
     let drill = Drill::new(&far.pool(&far.keys_of("key", "other_hosts"), ""));
     let (ran, detail) = one_task(&drill);
-    says(
+    assert_detail(
         &ran,
         &detail,
         &[
@@ -43,10 +43,10 @@ fn a_host_whose_key_is_not_the_known_one_parks_the_slot_at_once() {
 
 #[test]
 fn a_host_that_is_not_known_parks_the_slot_at_once() {
-    let far = Far::start();
+    let far = SshHost::start();
     let drill = Drill::new(&far.pool(&far.keys_of("key", "no_hosts"), ""));
     let (ran, detail) = one_task(&drill);
-    says(
+    assert_detail(
         &ran,
         &detail,
         &[
@@ -60,10 +60,10 @@ fn a_host_that_is_not_known_parks_the_slot_at_once() {
 
 #[test]
 fn a_key_that_is_not_let_in_parks_the_slot_at_once() {
-    let far = Far::start();
+    let far = SshHost::start();
     let drill = Drill::new(&far.pool(&far.keys_of("other_key", "known_hosts"), ""));
     let (ran, detail) = one_task(&drill);
-    says(
+    assert_detail(
         &ran,
         &detail,
         &[
@@ -77,7 +77,7 @@ fn a_key_that_is_not_let_in_parks_the_slot_at_once() {
 
 #[test]
 fn a_host_that_is_not_there_is_tried_as_often_as_the_budget_says() {
-    let far = Far::start();
+    let far = SshHost::start();
     // A port that nobody listens on, and nobody else takes as long as this has it.
     let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
     let taken = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
@@ -93,7 +93,7 @@ fn a_host_that_is_not_there_is_tried_as_often_as_the_budget_says() {
         .replace(&format!("port = {}", far.port), &format!("port = {port}"));
     let drill = Drill::new(&pool);
     let (ran, detail) = one_task(&drill);
-    says(
+    assert_detail(
         &ran,
         &detail,
         &["was not reached", "hint: nothing listens on that port"],
@@ -102,18 +102,18 @@ fn a_host_that_is_not_there_is_tried_as_often_as_the_budget_says() {
     let name = pool.replace("127.0.0.1\"", "no-such-host.invalid\"");
     let drill = Drill::new(&name);
     let (ran, detail) = one_task(&drill);
-    says(&ran, &detail, &["was not reached", "ssh.host"]);
+    assert_detail(&ran, &detail, &["was not reached", "ssh.host"]);
     drop(taken);
 }
 
 #[test]
 fn a_program_that_is_not_there_is_told_with_what_helps() {
-    let far = Far::start();
+    let far = SshHost::start();
     let pool = far
         .pool(&far.keys(), "")
         .replace("\"marshal\", \"script-agent\"", "\"no-such-agent\"");
     let (ran, detail) = one_task(&Drill::new(&pool));
-    says(
+    assert_detail(
         &ran,
         &detail,
         &["could not be started at far@127.0.0.1", "env.path_add"],
@@ -122,30 +122,30 @@ fn a_program_that_is_not_there_is_told_with_what_helps() {
     let work = far.work().display().to_string();
     let pool = far.pool(&far.keys(), "").replace(&work, "/no/such/place");
     let (ran, detail) = one_task(&Drill::new(&pool));
-    says(
+    assert_detail(
         &ran,
         &detail,
         &["hint: the directory in ssh.workspace does not exist"],
     );
     let keys = format!("{}\nmarshal = \"no-such-marshal\"", far.keys());
     let (ran, detail) = one_task(&Drill::new(&far.pool(&keys, "")));
-    says(&ran, &detail, &["no such program on the remote host"]);
+    assert_detail(&ran, &detail, &["no such program on the remote host"]);
 }
 
 #[test]
 fn walls_that_cannot_be_built_at_the_far_end_are_never_left_out() {
-    let far = Far::start();
+    let far = SshHost::start();
     let keys = format!(
         "{}\nmarshal = \"marshal\"\nhome = \"/no/such/home\"",
         far.keys()
     );
     let (ran, detail) = one_task(&Drill::new(&far.pool(&keys, "")));
-    says(&ran, &detail, &["could not build its sandbox"]);
+    assert_detail(&ran, &detail, &["could not build its sandbox"]);
 }
 
 #[test]
 fn a_configuration_that_the_client_would_take_from_others_is_refused() {
-    let far = Far::start();
+    let far = SshHost::start();
     let drill = Drill::new(&far.pool(&far.keys(), ""));
     let hosts = far.path("known_hosts");
     let mode = |mode: u32| {

@@ -14,7 +14,7 @@ use crate::drill::{descendants, eventually, is_alive};
 pub(crate) const FAR_UID: u32 = 61_234;
 
 /// A far end that goes with the test.
-pub(crate) struct Far {
+pub(crate) struct SshHost {
     dir: tempfile::TempDir,
     sshd: Child,
     pub(crate) port: u16,
@@ -38,7 +38,7 @@ fn keygen(file: &Path) {
     assert!(status.expect("ssh-keygen").success());
 }
 
-impl Far {
+impl SshHost {
     pub(crate) fn start() -> Self {
         // A port that was free may be somebody's in the next moment: then another one is tried.
         let far = (0..5).find_map(|_| Self::started());
@@ -215,7 +215,7 @@ fn sshd(dir: &Path) -> Child {
         .expect("unshare")
 }
 
-impl Drop for Far {
+impl Drop for SshHost {
     fn drop(&mut self) {
         let below = descendants(self.sshd.id());
         let _ = self.sshd.kill();

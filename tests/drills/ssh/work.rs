@@ -5,11 +5,11 @@ use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
 use crate::drill::{Drill, eventually};
-use crate::ssh::far::{FAR_UID, Far};
+use crate::ssh::ssh_host::{FAR_UID, SshHost};
 
 #[test]
 fn agents_of_both_dialects_work_at_a_far_end() {
-    let far = Far::start();
+    let far = SshHost::start();
     for dialect in ["acp", "scaiflux"] {
         let pool = far.pool(&far.keys(), "").replace("acp", dialect);
         let drill = Drill::new(&pool);
@@ -39,7 +39,7 @@ fn agents_of_both_dialects_work_at_a_far_end() {
 
 #[test]
 fn a_far_agent_gets_its_variables_and_no_list_of_processes_shows_its_secrets() {
-    let far = Far::start();
+    let far = SshHost::start();
     let check = "check = ['sh', '-c', '''test \"$PLAIN\" = \"a b'c\\$x\" && test \"$API_KEY\" = s3cret-value \
         && test -z \"$SSH_AUTH_SOCK$TERM$LANG\" && test \"$PWD\" = \"$HOME/work\" && case $PATH in \"$HOME/.local/bin:\"*) ;; *) exit 9;; esac''']\n";
     let pool = far
@@ -74,7 +74,7 @@ fn a_far_agent_gets_its_variables_and_no_list_of_processes_shows_its_secrets() {
 
 #[test]
 fn with_marshal_at_the_far_end_an_agent_sees_nothing_but_its_workspace() {
-    let far = Far::start();
+    let far = SshHost::start();
     let home = far.path("home/agent-home").display().to_string();
     let keys = format!("{}\nmarshal = \"marshal\"\nhome = {home:?}", far.keys());
     let check = "check = ['sh', '-c', 'test \"$PWD\" = /workspace && test \"$HOME\" = /home/agent && ! ls /etc/shadow /root && sleep 8 && test -n \"$DRILL\"']\n";

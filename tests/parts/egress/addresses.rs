@@ -113,7 +113,7 @@ fn a_name_that_leads_to_an_address_that_is_not_public_reaches_nobody() {
             assert_eq!((world.reached(), world.reached_here()), before, "{address}");
         }
     }
-    assert_eq!(bench.counted(Why::Address), 2 * all.len() as u64);
+    assert_eq!(bench.connection_count(Why::Address), 2 * all.len() as u64);
     assert!(
         bench
             .get("good.example.com")
@@ -208,5 +208,5 @@ fn nobody_at_home_is_told_in_time() {
         "{:?}",
         began.elapsed()
     );
-    assert_eq!(bench.counted(Why::Unreachable), 2);
+    assert_eq!(bench.connection_count(Why::Unreachable), 2);
 }

@@ -34,7 +34,7 @@ fn of_ten_thousand_connections_a_few_are_served_and_the_others_refused() {
         most_files = most_files.max(files());
     }
     eventually("all others are refused", || {
-        bench.counted(Why::Connections) == 10_000
+        bench.connection_count(Why::Connections) == 10_000
     });
     assert_eq!(most_open, 8);
     assert!(told >= 32, "{told} were told why");
@@ -77,7 +77,7 @@ fn a_minutes_connections_are_counted() {
         seen.push(bench.ask("other.example.com:443").1.status);
     }
     assert_eq!(seen, [403, 403, 403, 403, 403, 429, 429, 429]);
-    assert_eq!(bench.counted(Why::Rate), 3);
+    assert_eq!(bench.connection_count(Why::Rate), 3);
 }
 
 #[test]
@@ -129,7 +129,9 @@ fn whoever_is_slow_is_cut_off_in_time() {
     // Whoever says nothing at all is let go.
     let mut stream = bench.connect();
     assert_eq!(stream.read(&mut [0; 16]).expect("the end"), 0);
-    eventually("they are counted", || bench.counted(Why::Slow) == 3);
+    eventually("they are counted", || {
+        bench.connection_count(Why::Slow) == 3
+    });
     assert!(world.log("tls").is_empty());
     // Hundreds of them do not keep others away for longer than that.
     let slow: Vec<TcpStream> = (0..200).map(|_| bench.connect()).collect();

@@ -4,7 +4,7 @@
 mod addresses;
 mod floods;
 mod sandboxed;
-mod words;
+mod tls_hello;
 mod world;
 
 use std::io::{Read as _, Write as _};
@@ -48,7 +48,7 @@ fn an_allowed_host_is_reached_and_told_with_its_bytes() {
     assert_eq!(number(&format!("{bytes}\"sent\"}} ")), sent);
     assert_eq!(number(&format!("{bytes}\"received\"}} ")), received);
     assert_eq!(number("marshal_egress_connections{pool=\"demo\"} "), 0);
-    assert_eq!(bench.counted(Why::Passed), 3);
+    assert_eq!(bench.connection_count(Why::Passed), 3);
     // The name is asked for once a connection, as it stands: no search list.
     let names: Vec<String> = world
         .log("dns")
@@ -165,7 +165,7 @@ fn what_is_not_a_plain_connect_to_an_allowed_host_reaches_nobody() {
         .expect("sent");
     stream.shutdown(std::net::Shutdown::Write).expect("shut");
     assert_eq!(stream.read(&mut [0; 16]).expect("the end"), 0);
-    eventually("it is counted", || bench.counted(Why::Gone) == 1);
+    eventually("it is counted", || bench.connection_count(Why::Gone) == 1);
     // All the while the way is open for who asks properly.
     assert!(
         bench

@@ -74,7 +74,7 @@ fn prepare(drill: &Drill, world: &World) {
 }
 
 /// The one answer that begins with this.
-fn told<'r>(ran: &'r Ran, word: &str) -> &'r str {
+fn line_value<'r>(ran: &'r Ran, word: &str) -> &'r str {
     let begin = format!("\"{word}: ");
     let mut lines = ran.stdout.lines();
     let line = lines.find(|line| line.contains(&begin));
@@ -104,17 +104,17 @@ fn works(drill: &Drill, world: &World) {
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     for word in ["page", "curl"] {
         assert!(
-            told(&ran, word).contains("hello from good.example.com"),
+            line_value(&ran, word).contains("hello from good.example.com"),
             "{}",
-            told(&ran, word)
+            line_value(&ran, word)
         );
     }
     assert!(
-        told(&ran, "plain").contains("405"),
+        line_value(&ran, "plain").contains("405"),
         "{}",
-        told(&ran, "plain")
+        line_value(&ran, "plain")
     );
-    let others = told(&ran, "others");
+    let others = line_value(&ran, "others");
     assert!(
         others.contains("403 marshal: other.example.com:443 is not on the allow-list"),
         "{others}"
@@ -131,10 +131,10 @@ fn works(drill: &Drill, world: &World) {
         others.contains("403 marshal: good.example.com:22 is not"),
         "{others}"
     );
-    let straight = told(&ran, "straight");
+    let straight = line_value(&ran, "straight");
     assert!(!straight.contains("reached"), "{straight}");
     assert!(straight.contains("gaierror"), "no names inside: {straight}");
-    let look = told(&ran, "look");
+    let look = line_value(&ran, "look");
     assert!(
         look.contains(
             "ALL_PROXY HTTPS_PROXY HTTP_PROXY NO_PROXY all_proxy http_proxy https_proxy no_proxy"
@@ -142,7 +142,7 @@ fn works(drill: &Drill, world: &World) {
         "{look}"
     );
     assert!(look.contains("http://127.0.0.1:3128"), "{look}");
-    let flood = told(&ran, "flood");
+    let flood = line_value(&ran, "flood");
     assert!(
         flood.contains("then hello from good.example.com"),
         "{flood}"
@@ -271,12 +271,12 @@ fn routes_and_the_proxy_stand_side_by_side() {
     let ran = drill.run(&["--json", "run", "route", "page"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert!(
-        told(&ran, "route").contains("route: route"),
+        line_value(&ran, "route").contains("route: route"),
         "{}",
         ran.all()
     );
     assert!(
-        told(&ran, "page").contains("hello from good.example.com"),
+        line_value(&ran, "page").contains("hello from good.example.com"),
         "{}",
         ran.all()
     );

@@ -1,4 +1,4 @@
-//! The first words of a connection that stands: only TLS that names the host that was asked for.
+//! The first bytes of an established tunnel: only TLS that names the requested host passes.
 
 use std::io::{Read as _, Write as _};
 use std::time::Duration;
@@ -16,13 +16,13 @@ fn ends(world: &World) -> usize {
 
 /// Sends words after a good CONNECT; asserts that none of them came out.
 fn say(world: &World, bench: &Bench, words: &[u8], result: Why) -> Vec<u8> {
-    let (counted, before) = (bench.counted(result), ends(world));
+    let (counted, before) = (bench.connection_count(result), ends(world));
     let (mut stream, reply) = bench.ask("good.example.com:443");
     assert_eq!(reply.status, 200, "{reply:?}");
     stream.write_all(words).expect("sent");
     let answer = rest(&mut stream);
     let shown = String::from_utf8_lossy(&words[..words.len().min(60)]).into_owned();
-    eventually(&shown, || bench.counted(result) == counted + 1);
+    eventually(&shown, || bench.connection_count(result) == counted + 1);
     // The server's side has seen its end, and nothing before it.
     eventually(&shown, || ends(world) == before + 1);
     for line in world.log("plain") {
@@ -215,10 +215,12 @@ fn the_second_hello_must_name_the_host_again() {
                 .contains("retry.example.com"),
             "{second}"
         );
-        let names = bench.counted(Why::Name);
+        let names = bench.connection_count(Why::Name);
         ask(&[&ccs[..], &other].concat(), at_once);
         ask(&other, at_once);
-        eventually("both are refused", || bench.counted(Why::Name) == names + 2);
+        eventually("both are refused", || {
+            bench.connection_count(Why::Name) == names + 2
+        });
         ask(b"GET / HTTP/1.1\r\n\r\n", at_once);
         ask(&[23, 3, 3, 0, 1, 0], at_once);
         for line in world.log("second") {
@@ -257,12 +259,12 @@ fn bytes_and_time_have_their_limits() {
     let _ = tls.read_to_end(&mut got);
     assert!(got.len() < 128 << 10, "{}", got.len());
     drop(tls);
-    eventually("it was cut", || bench.counted(Why::Bytes) == 1);
+    eventually("it was cut", || bench.connection_count(Why::Bytes) == 1);
     let mut tls = begin(&bench, "take");
     let piece = vec![b'x'; 16 << 10];
     let sent = (0..64).take_while(|_| tls.write_all(&piece).and_then(|()| tls.flush()).is_ok());
     let _ = sent.count();
-    eventually("it was cut", || bench.counted(Why::Bytes) == 2);
+    eventually("it was cut", || bench.connection_count(Why::Bytes) == 2);
     for record in bench.told.lock().expect("no panic").iter() {
         assert!(
             record.sent <= 64 << 10 && record.received <= 128 << 10,
@@ -279,7 +281,7 @@ fn bytes_and_time_have_their_limits() {
         "{:?}",
         began.elapsed()
     );
-    eventually("it was idle", || bench.counted(Why::Idle) == 1);
+    eventually("it was idle", || bench.connection_count(Why::Idle) == 1);
     drop(tls);
     // Whoever says something now and then is cut in the end, too.
     let bounded = world.bench(&format!("{rules}\ntimeouts = {{ total = \"4s\" }}"));
@@ -294,7 +296,9 @@ fn bytes_and_time_have_their_limits() {
         "{:?}",
         began.elapsed()
     );
-    eventually("its time was over", || bench.counted(Why::Time) == 1);
+    eventually("its time was over", || {
+        bench.connection_count(Why::Time) == 1
+    });
     // A child's end cuts what is open, and tells it.
     let mut tls = begin(&bench, "wait");
     let rest = bench.proxy.finish();

@@ -326,7 +326,7 @@ impl Bench {
 
     /// How often a result was counted.
     #[expect(clippy::unused_self, reason = "a process has one proxy at a time")]
-    pub(crate) fn counted(&self, result: EgressResult) -> u64 {
+    pub(crate) fn connection_count(&self, result: EgressResult) -> u64 {
         let series = format!(
             "marshal_egress_connections_total{{pool=\"demo\",result=\"{}\"}} ",
             result.as_str()
@@ -345,11 +345,11 @@ impl Bench {
         let shown = String::from_utf8_lossy(request.as_ref()).into_owned();
         let shown: String = shown.chars().take(200).collect();
         let before = (world.reached(), world.reached_here());
-        let counted = self.counted(result);
+        let counted = self.connection_count(result);
         let (_, reply) = self.send(request);
         assert_eq!(reply.status, status, "{shown:?} {reply:?}");
         assert!(reply.text.contains(" marshal: "), "{shown:?} {reply:?}");
-        eventually(&shown, || self.counted(result) == counted + 1);
+        eventually(&shown, || self.connection_count(result) == counted + 1);
         assert_eq!((world.reached(), world.reached_here()), before, "{shown:?}");
     }
 }

@@ -19,7 +19,7 @@ use crate::programs::install;
 
 /// Everything must be gone after this long, the kill of the supervisor included: by itself none of it goes, and
 /// the ladder takes longer.
-const GONE: Duration = Duration::from_secs(20);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn waits(each: Duration) -> StopTimeouts {
     StopTimeouts {
@@ -54,8 +54,8 @@ async fn first_line(launched: &mut LaunchedChild) -> String {
     line
 }
 
-async fn ended(ended: tokio::sync::oneshot::Receiver<ChildExit>) -> ChildExit {
-    tokio::time::timeout(GONE * 3, ended)
+async fn wait_for_exit(ended: tokio::sync::oneshot::Receiver<ChildExit>) -> ChildExit {
+    tokio::time::timeout(CLEANUP_TIMEOUT * 3, ended)
         .await
         .unwrap()
         .unwrap()
@@ -87,7 +87,7 @@ async fn what_is_written_to_the_agent_comes_back_and_its_end_of_input_is_its_end
     let place = Place::new();
     for plan in both(&place, "cat; echo gone >&2; exit 3") {
         let mut launched = spawner().spawn(plan).await.unwrap();
-        let (_keeper, end) = launch::keep(launched.process, waits(GONE));
+        let (_keeper, end) = launch::keep(launched.process, waits(CLEANUP_TIMEOUT));
         launched.stdin.write_all(b"hello\n").await.unwrap();
         let mut line = [0; 6];
         launched.stdout.read_exact(&mut line).await.unwrap();
@@ -96,7 +96,7 @@ async fn what_is_written_to_the_agent_comes_back_and_its_end_of_input_is_its_end
         let mut stderr = String::new();
         launched.stderr.read_to_string(&mut stderr).await.unwrap();
         assert_eq!(stderr, "gone\n");
-        let end = ended(end).await;
+        let end = wait_for_exit(end).await;
         assert_eq!(end.status, Some(ExitStatus::Code(3)));
         assert_eq!(
             (end.is_forced, end.survivors_killed, end.survivors_left),
@@ -174,8 +174,8 @@ async fn what_an_agent_leaves_behind_dies_with_it() {
     let token = token();
     for plan in both(&place, &format!("{} ; sleep 0.2; exit 5", orphan(&token))) {
         let launched = spawner().spawn(plan).await.unwrap();
-        let (_keeper, end) = launch::keep(launched.process, waits(GONE));
-        let end = ended(end).await;
+        let (_keeper, end) = launch::keep(launched.process, waits(CLEANUP_TIMEOUT));
+        let end = wait_for_exit(end).await;
         assert_eq!(end.status, Some(ExitStatus::Code(5)));
         assert!(end.survivors_killed >= 1, "{end:?}");
         assert_eq!(end.survivors_left, 0);
@@ -195,17 +195,17 @@ async fn a_forced_stop_leaves_nothing_however_busy_it_is() {
     for plan in both(&place, &script) {
         let mut launched = spawner().spawn(plan).await.unwrap();
         assert_eq!(first_line(&mut launched).await, "up\n");
-        let (keeper, end) = launch::keep(launched.process, waits(GONE));
+        let (keeper, end) = launch::keep(launched.process, waits(CLEANUP_TIMEOUT));
         let begin = Instant::now();
         keeper.kill();
-        let end = ended(end).await;
-        assert!(begin.elapsed() < GONE, "{:?}", begin.elapsed());
+        let end = wait_for_exit(end).await;
+        assert!(begin.elapsed() < CLEANUP_TIMEOUT, "{:?}", begin.elapsed());
         assert_eq!(
             (end.status, end.is_forced),
             (Some(ExitStatus::Signal(9)), true)
         );
         // Where the helper was too slow to do it, who was killed may still be on its way out.
-        until(GONE, "all are gone", || {
+        until(CLEANUP_TIMEOUT, "all are gone", || {
             alive(&token).is_empty() && alive(&launched.marker).is_empty()
         })
         .await;
@@ -232,11 +232,11 @@ async fn dropping_the_handle_or_the_process_is_a_forced_stop() {
                 ..
             } = launched;
             if with_keeper {
-                drop(launch::keep(process, waits(GONE)).0);
+                drop(launch::keep(process, waits(CLEANUP_TIMEOUT)).0);
             } else {
                 drop(process);
             }
-            until(GONE, "all are gone", || {
+            until(CLEANUP_TIMEOUT, "all are gone", || {
                 alive(&token).is_empty() && alive(&marker).is_empty() && !is_alive(pid)
             })
             .await;
@@ -254,7 +254,7 @@ async fn dropping_a_start_on_its_way_leaves_nothing() {
             let limit = Duration::from_micros(delay * 400);
             drop(tokio::time::timeout(limit, spawner.spawn(plan.clone())).await);
         }
-        until(GONE, "all are gone", || alive(&token).is_empty()).await;
+        until(CLEANUP_TIMEOUT, "all are gone", || alive(&token).is_empty()).await;
     }
 }
 
@@ -264,9 +264,9 @@ async fn the_ladder_goes_from_int_over_term_to_kill() {
     let wait = Duration::from_millis(300);
     // Only the steps that nothing comes of are short.
     let steps = |short: u32| StopTimeouts {
-        int: if short > 0 { wait } else { GONE },
-        term: if short > 1 { wait } else { GONE },
-        ..waits(GONE)
+        int: if short > 0 { wait } else { CLEANUP_TIMEOUT },
+        term: if short > 1 { wait } else { CLEANUP_TIMEOUT },
+        ..waits(CLEANUP_TIMEOUT)
     };
     for (trap, expected, at_least) in [
         ("trap 'exit 4' INT", ExitStatus::Code(4), 0),
@@ -282,7 +282,7 @@ async fn the_ladder_goes_from_int_over_term_to_kill() {
             let (keeper, end) = launch::keep(launched.process, steps(at_least));
             let begin = Instant::now();
             keeper.stop_from(Step::Int);
-            let end = ended(end).await;
+            let end = wait_for_exit(end).await;
             assert_eq!(end.status, Some(expected), "{trap}");
             assert_eq!(end.is_forced, at_least == 2);
             assert!(
@@ -291,7 +291,7 @@ async fn the_ladder_goes_from_int_over_term_to_kill() {
                 begin.elapsed()
             );
             assert!(
-                begin.elapsed() < wait * at_least + GONE,
+                begin.elapsed() < wait * at_least + CLEANUP_TIMEOUT,
                 "{trap}: {:?}",
                 begin.elapsed()
             );
@@ -328,18 +328,18 @@ async fn a_helper_killed_from_outside_is_told_apart_and_leaves_nothing() {
     ) {
         let mut launched = spawner().spawn(plan).await.unwrap();
         assert_eq!(first_line(&mut launched).await, "up\n");
-        let (_keeper, end) = launch::keep(launched.process, waits(GONE));
+        let (_keeper, end) = launch::keep(launched.process, waits(CLEANUP_TIMEOUT));
         let pid = i32::try_from(launched.pid).unwrap();
         let pid = rustix::process::Pid::from_raw(pid).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        let end = ended(end).await;
+        let end = wait_for_exit(end).await;
         assert_eq!(end.status, None);
         assert_eq!(
             end.sandbox_failure.as_ref().unwrap().stage,
             Stage::Shim,
             "{end:?}"
         );
-        until(GONE, "all are gone", || {
+        until(CLEANUP_TIMEOUT, "all are gone", || {
             alive(&token).is_empty() && alive(&launched.marker).is_empty()
         })
         .await;
@@ -357,7 +357,7 @@ async fn a_run_is_bounded_in_time_and_in_what_is_kept() {
         assert!(matches!(failed, RunError::TimedOut { .. }), "{failed}");
     }
     for plan in both(&place, "head -c 3000000 /dev/zero; echo e >&2; exit 1") {
-        let finished = launch::run_to_end(&spawner(), plan, GONE * 3, 100)
+        let finished = launch::run_to_end(&spawner(), plan, CLEANUP_TIMEOUT * 3, 100)
             .await
             .unwrap();
         assert_eq!(
@@ -376,7 +376,7 @@ async fn a_grandchild_that_holds_stdout_does_not_hold_up_the_end() {
         let begin = Instant::now();
         let finished = run(plan).await.unwrap();
         assert_eq!(finished.stdout, b"out\n");
-        assert!(begin.elapsed() < GONE);
+        assert!(begin.elapsed() < CLEANUP_TIMEOUT);
     }
 }
 
@@ -388,7 +388,9 @@ async fn many_start_at_once() {
         let runs: Vec<_> = (0..24)
             .map(|_| {
                 let (spawner, plan) = (spawner.clone(), plan.clone());
-                tokio::spawn(async move { launch::run_to_end(&spawner, plan, GONE * 3, 100).await })
+                tokio::spawn(async move {
+                    launch::run_to_end(&spawner, plan, CLEANUP_TIMEOUT * 3, 100).await
+                })
             })
             .collect();
         for run in runs {
@@ -421,13 +423,13 @@ async fn nothing_outlives_a_killed_supervisor() {
         let helpers = if walls == "none" { 1 } else { 2 };
         // Per child: helpers, the busy shell, the orphan's shell and its sleep, which may be late.
         let mut tree = Vec::new();
-        until(GONE, "all of them are there", || {
+        until(CLEANUP_TIMEOUT, "all of them are there", || {
             tree = below(supervisor.id());
             tree.len() >= 8 * (helpers + 3)
         })
         .await;
         supervisor.kill().unwrap();
-        let took = until(GONE, "all are gone", || {
+        let took = until(CLEANUP_TIMEOUT, "all are gone", || {
             tree.iter().all(|pid| !is_alive(*pid)) && alive(&format!("orphan-{token}")).is_empty()
         })
         .await;
@@ -473,14 +475,14 @@ async fn nothing_outlives_a_supervisor_killed_while_it_starts_children() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        until(GONE * 2, "the first helper is there", || {
+        until(CLEANUP_TIMEOUT * 2, "the first helper is there", || {
             !helpers().is_empty()
         })
         .await;
         tokio::time::sleep(Duration::from_micros(round * 700)).await;
         supervisor.kill().unwrap();
         supervisor.wait().unwrap();
-        until(GONE, "all are gone", || {
+        until(CLEANUP_TIMEOUT, "all are gone", || {
             helpers().is_empty() && alive(&format!("orphan-{token}")).is_empty()
         })
         .await;

@@ -104,7 +104,7 @@ async fn finished(
         .unwrap_or_else(|error| panic!("{engine:?}: {error}"))
 }
 
-async fn says(request: &SandboxRequest<'_>, engine: &Arc<Engine>, script: &str) -> String {
+async fn script_output(request: &SandboxRequest<'_>, engine: &Arc<Engine>, script: &str) -> String {
     let finished = finished(request, engine, script).await;
     let said = String::from_utf8_lossy(&finished.stderr).into_owned();
     assert_eq!(said, "", "stderr of {script} in {engine:?}");
@@ -136,7 +136,7 @@ async fn the_agent_is_the_same_nobody_as_in_walls_of_our_own() {
                   cat /proc/1/environ /proc/1/mem 2>/dev/null; \
                   cut -d: -f1 /proc/self/net/dev | tail -n +3 | tr -d ' '; echo done";
     for engine in all(&place) {
-        let seen = says(&place.request(&profile), &engine, script).await;
+        let seen = script_output(&place.request(&profile), &engine, script).await;
         let status: Vec<&str> = seen.lines().filter(|line| line.contains(":\t")).collect();
         for line in &status {
             let (name, value) = line.split_once(":\t").unwrap();
@@ -166,7 +166,7 @@ async fn home_and_workspace_are_the_hosts_and_memory_is_bounded() {
                   stat -c %u:%g /home/agent/h w /tmp/t /home/agent /workspace; \
                   ls -A /tmp; head -c 30000000 /dev/zero > /tmp/big 2>/dev/null || echo full; rm -f /tmp/big";
     for engine in all(&place) {
-        let seen = says(&place.request(&profile), &engine, script).await;
+        let seen = script_output(&place.request(&profile), &engine, script).await;
         let expected = format!("/workspace\n{}t\nfull\n", "1000:1000\n".repeat(5));
         assert_eq!(seen, expected, "{engine:?}");
         for (file, text) in [("home/h", "a\n"), ("workspace/w", "b\n")] {
@@ -206,12 +206,12 @@ async fn what_is_read_only_stays_so_and_a_foreign_owner_is_mapped() {
             tree.access = MountAccess::Ro;
         }
         let script = "stat -c %u:%g file; cat file; echo x 2>/dev/null > new || echo sealed";
-        let seen = says(&request, &engine, script).await;
+        let seen = script_output(&request, &engine, script).await;
         assert_eq!(seen, "1000:1000\ntext\nsealed\n", "{engine:?}");
         if let Some(tree) = &mut request.workspace {
             tree.access = MountAccess::Rw;
         }
-        let seen = says(&request, &engine, "echo y > new; cat new; rm new").await;
+        let seen = script_output(&request, &engine, "echo y > new; cat new; rm new").await;
         assert_eq!(seen, "y\n", "{engine:?}");
         if let Some(tree) = &mut request.workspace {
             tree.identity = Some((stat.dev(), stat.ino() + 1));
@@ -235,7 +235,7 @@ async fn proc_tells_nothing_that_could_be_changed() {
                   ls /sys/* 2>/dev/null | grep -v cgroup; unshare -U true 2>/dev/null && echo a namespace; echo -";
     let before = fs::read("/proc/sys/kernel/core_pattern").unwrap();
     for engine in all(&place) {
-        let seen = says(&place.request(&profile), &engine, script).await;
+        let seen = script_output(&place.request(&profile), &engine, script).await;
         assert_eq!(seen, "-\n", "{engine:?}");
     }
     assert_eq!(fs::read("/proc/sys/kernel/core_pattern").unwrap(), before);

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::children;
-use crate::sandbox::doctor::{Host, lacks, out, row, shown};
+use crate::sandbox::doctor::{Host, lacks, out, output_text, row};
 
 const LIMITS: &str = "limits = { memory = \"256M\", cpu = 0.5, pids = 64 }";
 
@@ -80,9 +80,9 @@ fn limits_that_nothing_holds_are_a_need_or_done_without_as_the_profile_says() {
     let output = run(&host, &say);
     lacks(&output, 3, "cgroup.cpu", "-");
     assert!(
-        !shown(&output).contains("cgroup.memory "),
+        !output_text(&output).contains("cgroup.memory "),
         "{}",
-        shown(&output)
+        output_text(&output)
     );
     let mut exec = vec!["sandbox", "exec", "own", "--workspace", "project"];
     exec.extend(["--mode", "ro", "--", "true"]);
@@ -93,8 +93,8 @@ fn limits_that_nothing_holds_are_a_need_or_done_without_as_the_profile_says() {
         "sandbox = \"own\"",
     );
     let output = run(&host, &say);
-    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
-    let text = shown(&output);
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
+    let text = output_text(&output);
     assert!(
         text.contains("does not enforce every limit") && text.contains("not limited: memory, cpu"),
         "{text}"
@@ -110,7 +110,7 @@ fn limits_that_nothing_holds_are_a_need_or_done_without_as_the_profile_says() {
         &["sandbox", "explain", "own", "--workspace", "project"],
     ));
     let doctor = run(&host, &["doctor", "--profile", "own"]);
-    assert_eq!(doctor.status.code(), Some(0), "{}", shown(&doctor));
+    assert_eq!(doctor.status.code(), Some(0), "{}", output_text(&doctor));
     for feature in ["cgroup.memory", "cgroup.cpu"] {
         let row = row(&out(&doctor), feature).unwrap();
         assert!(row.contains("own: limits degraded"), "{row}");
@@ -126,7 +126,7 @@ fn limits_that_nothing_holds_are_a_need_or_done_without_as_the_profile_says() {
             "sandbox = \"own\"",
         );
         let output = host.run(&say);
-        assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+        assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
         let events = out(&host.run(&["--json", "events"]));
         assert!(
             events.contains("child_started") && !events.contains(r#""cgroup."#),
@@ -168,7 +168,7 @@ fn each_child_that_goes_without_is_counted() {
         thread::sleep(Duration::from_millis(20));
     }
     let ran = host.run(&["run", "say hi"]);
-    assert_eq!(ran.status.code(), Some(0), "{}", shown(&ran));
+    assert_eq!(ran.status.code(), Some(0), "{}", output_text(&ran));
     let counted = |feature: &str| {
         let series =
             format!("marshal_sandbox_degraded_total{{pool=\"demo\",feature=\"{feature}\"}}");

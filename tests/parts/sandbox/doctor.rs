@@ -19,11 +19,11 @@ pub(crate) struct Host {
 #[derive(Clone, Copy)]
 struct Refusing {
     calls: &'static [i64],
-    says: Says,
+    says: SyscallResult,
 }
 
 #[derive(Clone, Copy)]
-enum Says {
+enum SyscallResult {
     Errno(i32),
     Kill,
 }
@@ -69,8 +69,8 @@ impl Host {
         let mut command = self.command(words);
         let run = move || {
             let action = match refusing.says {
-                Says::Errno(errno) => SeccompAction::Errno(errno.unsigned_abs()),
-                Says::Kill => SeccompAction::KillProcess,
+                SyscallResult::Errno(errno) => SeccompAction::Errno(errno.unsigned_abs()),
+                SyscallResult::Kill => SeccompAction::KillProcess,
             };
             let rules = refusing.calls.iter().map(|call| (*call, Vec::new()));
             let arch = std::env::consts::ARCH.try_into().unwrap();
@@ -89,7 +89,7 @@ impl Host {
     }
 }
 
-pub(crate) fn shown(output: &Output) -> String {
+pub(crate) fn output_text(output: &Output) -> String {
     format!(
         "{}\n{}\n{}",
         output.status,
@@ -112,10 +112,10 @@ pub(crate) fn row(text: &str, feature: &str) -> Option<String> {
 
 /// It ends with `code`, and its errors have a row for the feature, which says what the kernel said.
 pub(crate) fn lacks(output: &Output, code: i32, feature: &str, errno: &str) {
-    assert_eq!(output.status.code(), Some(code), "{}", shown(output));
+    assert_eq!(output.status.code(), Some(code), "{}", output_text(output));
     let text = String::from_utf8_lossy(&output.stderr);
     let row = row(&text, feature);
-    let row = row.unwrap_or_else(|| panic!("no {feature} in {}", shown(output)));
+    let row = row.unwrap_or_else(|| panic!("no {feature} in {}", output_text(output)));
     assert!(row.contains(&format!("missing {errno}")), "{row}");
     assert!(text.contains("result"), "{text}");
     assert!(!text.contains(" ok "), "only what is missing: {text}");
@@ -130,7 +130,7 @@ const ERRNOS: [(i32, &str); 2] = [(libc::EPERM, "EPERM"), (libc::ENOSYS, "ENOSYS
 fn refusing(calls: &'static [i64], errno: i32) -> Refusing {
     Refusing {
         calls,
-        says: Says::Errno(errno),
+        says: SyscallResult::Errno(errno),
     }
 }
 
@@ -156,13 +156,13 @@ fn a_call_that_the_kernel_refuses_is_named_and_nothing_starts() {
             lacks(&output, 3, "idmap_state", name);
         } else {
             // Nobody but root maps owners, so that nothing is missing.
-            assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+            assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
             fs::remove_dir_all(host.dir.path().join("state")).unwrap();
         }
     }
     assert_eq!(host.homes(), 0, "nothing was begun");
     let output = host.run(&run);
-    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
     assert!(host.homes() <= 1);
 }
 
@@ -185,8 +185,8 @@ fn landlock_is_a_need_or_done_without_as_the_profile_says() {
         lacks(&host.without(none, &run), 3, "landlock", name);
         assert_eq!(host.homes(), 0, "nothing was begun");
         let output = softer.without(none, &run);
-        assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
-        let text = shown(&output);
+        assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
+        let text = output_text(&output);
         assert!(text.contains("lacks a layer"), "{text}");
         let events = out(&softer.run(&["--json", "events"]));
         // An ordinary user's child lacks more than this.
@@ -201,7 +201,7 @@ fn landlock_is_a_need_or_done_without_as_the_profile_says() {
         // The profile strict is among those that need it.
         assert!(row.contains("missing"), "{row}");
         let output = softer.without(none, &["doctor", "--profile", "own"]);
-        assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+        assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
         let row = self::row(&out(&output), "landlock").unwrap();
         assert!(
             row.contains(&format!("own: landlock_min_abi degraded {name}")),
@@ -209,7 +209,7 @@ fn landlock_is_a_need_or_done_without_as_the_profile_says() {
         );
     }
     let output = host.run(&run);
-    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
     let events = out(&host.run(&["--json", "events"]));
     let started = events.lines().find(|line| line.contains("child_started"));
     assert!(!started.unwrap().contains(r#""landlock""#), "{events}");
@@ -219,11 +219,11 @@ fn landlock_is_a_need_or_done_without_as_the_profile_says() {
 fn the_standard_profile_starts_where_landlock_is_forbidden_and_says_so() {
     let host = Host::new("", "");
     let output = host.without(refusing(LANDLOCK, libc::EPERM), &["run", "say hi"]);
-    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
     assert!(
-        shown(&output).contains("lacks a layer"),
+        output_text(&output).contains("lacks a layer"),
         "{}",
-        shown(&output)
+        output_text(&output)
     );
     let events = out(&host.run(&["--json", "events"]));
     let started = events.lines().find(|line| line.contains("child_started"));
@@ -234,7 +234,7 @@ fn the_standard_profile_starts_where_landlock_is_forbidden_and_says_so() {
     );
     let strict = Host::new("", "sandbox = \"strict\"");
     let output = strict.without(refusing(LANDLOCK, libc::EPERM), &["run", "say hi"]);
-    assert_eq!(output.status.code(), Some(3), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(3), "{}", output_text(&output));
 }
 
 #[test]
@@ -242,8 +242,8 @@ fn on_the_hosts_network_a_missing_landlock_is_told_as_what_it_leaves_open() {
     let host = Host::new("", "network = \"host\"");
     let without = refusing(LANDLOCK, libc::ENOSYS);
     let output = host.without(without, &["run", "say hi"]);
-    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
-    let told = shown(&output);
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
+    let told = output_text(&output);
     let events = out(&host.run(&["--json", "events"]));
     let started = events.lines().find(|line| line.contains("child_started"));
     let started = started.unwrap();
@@ -269,9 +269,9 @@ fn on_the_hosts_network_a_missing_landlock_is_told_as_what_it_leaves_open() {
     // With all of it nothing is said.
     let output = host.run(&["run", "say hi"]);
     assert!(
-        !shown(&output).contains("landlock_scope"),
+        !output_text(&output).contains("landlock_scope"),
         "{}",
-        shown(&output)
+        output_text(&output)
     );
 }
 
@@ -294,10 +294,14 @@ fn a_program_that_is_to_put_walls_up_and_is_missing_is_in_the_table() {
         for words in [&["run", "say hi"][..], &["up"], &["acp", "--pool", "demo"]] {
             let output = nowhere(words);
             lacks(&output, 3, feature, "-");
-            assert!(shown(&output).contains("hint: "), "{}", shown(&output));
+            assert!(
+                output_text(&output).contains("hint: "),
+                "{}",
+                output_text(&output)
+            );
         }
         let output = nowhere(&["doctor"]);
-        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+        assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
         let row = row(&out(&output), feature).unwrap();
         assert!(row.contains(by), "{row}");
         assert_eq!(host.homes(), 0, "nothing was begun");
@@ -315,7 +319,7 @@ fn every_way_to_start_shows_the_same_table() {
     exec.extend(["--mode", "ro", "--", "true"]);
     lacks(&host.without(no_pivot, &exec), 125, "pivot_root", "ENOSYS");
     let output = host.run(&exec);
-    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
 }
 
 #[test]
@@ -323,19 +327,19 @@ fn a_probe_that_is_killed_is_an_answer() {
     let host = Host::new("", "");
     let deadly = Refusing {
         calls: PIVOT_ROOT,
-        says: Says::Kill,
+        says: SyscallResult::Kill,
     };
     let output = host.without(deadly, &["run", "say hi"]);
     lacks(&output, 3, "pivot_root", "- signal 31");
     let output = host.without(deadly, &["doctor"]);
-    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
 }
 
 #[test]
 fn the_doctor_shows_everything_and_who_needs_it() {
     let host = Host::new("", "");
     let output = host.run(&["doctor"]);
-    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
     let text = out(&output);
     for feature in [
         "user_ns",
@@ -395,16 +399,21 @@ fn the_doctor_ends_with_what_it_found() {
     let host = Host::new("", "");
     let strict = host.run(&["doctor", "--profile", "strict"]);
     let expect = i32::from(!children::is_root());
-    assert_eq!(strict.status.code(), Some(expect), "{}", shown(&strict));
+    assert_eq!(
+        strict.status.code(),
+        Some(expect),
+        "{}",
+        output_text(&strict)
+    );
     let unknown = host.run(&["doctor", "--profile", "strct"]);
-    assert_eq!(unknown.status.code(), Some(2), "{}", shown(&unknown));
+    assert_eq!(unknown.status.code(), Some(2), "{}", output_text(&unknown));
     let output = host.without(refusing(PIVOT_ROOT, libc::EPERM), &["doctor"]);
-    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
     let row = row(&out(&output), "pivot_root").unwrap();
     assert!(row.contains("missing EPERM"), "{row}");
     let broken = Host::new("[sandbox.own]\non_missing = \"never\"", "");
     let output = broken.run(&["doctor"]);
-    assert_eq!(output.status.code(), Some(2), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", output_text(&output));
     let needs_ssh = Host::new(
         "[pool.far]\nagent = \"script\"\nlauncher = \"ssh\"\n\
          ssh = { host = \"far\", workspace = \"/w\" }\n",
@@ -416,7 +425,7 @@ fn the_doctor_ends_with_what_it_found() {
         .output()
         .unwrap();
     let text = out(&output);
-    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
     let row = self::row(&text, "ssh").unwrap();
     assert!(row.contains("pool far: launcher missing"), "{row}");
 }
@@ -429,11 +438,11 @@ fn a_shared_uid_is_refused_where_a_profile_wants_ones_own() {
     exec.extend(["--mode", "ro", "--", "id", "-u"]);
     let command = host.run(&exec);
     if children::is_root() {
-        assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
-        assert_eq!(out(&command), "1000\n", "{}", shown(&command));
+        assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
+        assert_eq!(out(&command), "1000\n", "{}", output_text(&command));
     } else {
         lacks(&output, 3, "uid_per_slot", "-");
-        let text = shown(&output);
+        let text = output_text(&output);
         assert!(
             text.contains("shared_uid") && text.contains("hint: "),
             "{text}"
@@ -461,23 +470,23 @@ fn a_chosen_range_of_uids_is_kept_to_and_never_shared_with_an_account() {
     assert!(
         text.contains("1900000000 and 1900000000 on this host, used by nothing else"),
         "{}",
-        shown(&explained)
+        output_text(&explained)
     );
     let output = host.run(&["run", "say hi"]);
-    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
     let output = own("65500-65600").run(&["run", "say hi"]);
-    assert_eq!(output.status.code(), Some(3), "{}", shown(&output));
-    let text = shown(&output);
+    assert_eq!(output.status.code(), Some(3), "{}", output_text(&output));
+    let text = output_text(&output);
     assert!(
         text.contains("overlap with 65534-65534 of \"nobody\""),
         "{text}"
     );
     let output = own("1900000000-1900000009").run(&["run", "say hi"]);
-    assert_eq!(output.status.code(), Some(3), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(3), "{}", output_text(&output));
     assert!(
-        shown(&output).contains("fewer than the 64 ids"),
+        output_text(&output).contains("fewer than the 64 ids"),
         "{}",
-        shown(&output)
+        output_text(&output)
     );
 }
 
@@ -502,11 +511,11 @@ fn the_profile_is_named_in_either_way_and_once() {
 fn what_a_child_lacks_is_told_by_its_event_and_counted() {
     let host = Host::new("", "");
     let output = host.run(&["run", "say hi"]);
-    assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
     let events = host.run(&["--json", "events"]);
     let text = out(&events);
     let started = text.lines().find(|line| line.contains("child_started"));
-    let started = started.unwrap_or_else(|| panic!("{}", shown(&events)));
+    let started = started.unwrap_or_else(|| panic!("{}", output_text(&events)));
     assert_eq!(
         started.contains("shared_uid"),
         !children::is_root(),

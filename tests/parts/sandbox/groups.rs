@@ -12,7 +12,9 @@ use tokio::io::AsyncReadExt as _;
 
 use crate::children::{self, Place, USER, is_alive, is_root, plain, spawner, until, walled};
 use crate::programs::install;
-use crate::sandbox::limits::{GLUTTON, MIB, groups_of, held, left_of, limited, line, over};
+use crate::sandbox::limits::{
+    GLUTTON, MIB, groups_of, left_of, limited, limited_script, line, wait_for_exit,
+};
 
 #[tokio::test]
 async fn groups_end_with_their_child_and_with_their_supervisor() {
@@ -28,7 +30,7 @@ async fn groups_end_with_their_child_and_with_their_supervisor() {
         .group()
         .map(|group| group.directories().to_vec());
     assert_eq!(dirs.is_some(), is_root());
-    let end = over(launched).await;
+    let end = wait_for_exit(launched).await;
     assert_eq!(end.status, Some(ExitStatus::Code(3)));
     for dir in dirs.iter().flatten() {
         assert!(!dir.exists(), "{}", dir.display());
@@ -97,7 +99,10 @@ async fn plays_the_supervisor() {
     };
     let spawner = spawner();
     let script = "echo up; sleep 1000 & setsid sleep 1000";
-    let plans = [held(&place, group, script), limited(plain(script), group)];
+    let plans = [
+        limited_script(&place, group, script),
+        limited(plain(script), group),
+    ];
     let mut all = Vec::new();
     for plan in plans {
         let mut launched = spawner.spawn(plan).await.unwrap();
@@ -329,12 +334,15 @@ async fn holds_what_was_handed() {
         backend: LimitBackend::Auto,
     };
     let spawner = spawner();
-    let mut launched = spawner.spawn(held(&place, group, GLUTTON)).await.unwrap();
+    let mut launched = spawner
+        .spawn(limited_script(&place, group, GLUTTON))
+        .await
+        .unwrap();
     let by = launched.limit_enforcement.clone();
     assert_eq!(by.describe_missing(), None, "{by}");
     let mut rest = String::new();
     launched.stdout.read_to_string(&mut rest).await.unwrap();
-    let end = over(launched).await;
+    let end = wait_for_exit(launched).await;
     assert!(
         end.group_outcome.as_ref().unwrap().usage.oom_kills >= Some(1),
         "{end:?}"

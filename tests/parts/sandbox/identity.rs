@@ -7,12 +7,12 @@ use marshal_config::{Network, Sandbox, Seccomp};
 use marshal_model::ExitStatus;
 use marshal_sandbox::SandboxRequest;
 
-use crate::children::{self, Place, ids, is_root, profile, run, says, spawner, walled};
+use crate::children::{self, Place, ids, is_root, profile, run, script_output, spawner, walled};
 
 #[tokio::test]
 async fn the_agent_is_user_1000_without_any_power() {
     let (place, profile) = (Place::new(), profile());
-    let seen = says(
+    let seen = script_output(
         &place.request(&profile),
         "id -u; id -g; id -un; grep -E '^(Cap|NoNewPrivs)' /proc/self/status | tr -s '\\t ' ' '",
     )
@@ -86,7 +86,7 @@ async fn pid_1_shows_nothing_of_itself() {
     let (place, profile) = (Place::new(), profile());
     let script = "for f in environ maps mem; do cat /proc/1/$f 2>/dev/null && echo read $f; done; \
                   ls /proc/1/fd 2>/dev/null; kill -9 1; kill -TERM 1; echo still here";
-    let seen = says(&place.request(&profile), script).await;
+    let seen = script_output(&place.request(&profile), script).await;
     assert_eq!(seen, "still here\n");
 }
 
@@ -146,7 +146,7 @@ async fn without_a_network_there_is_a_loopback_and_it_is_up() {
     let script = "cat /proc/self/net/dev 2>/dev/null | tail -n +3 | cut -d: -f1; \
                   bash -c 'exec 3<>/dev/tcp/127.0.0.1/9' 2>&1 | grep -o 'Connection refused'";
     // With `subset=pid` /proc/self/net is still there.
-    let seen = says(&place.request(&profile), script).await;
+    let seen = script_output(&place.request(&profile), script).await;
     let lines: Vec<&str> = seen.lines().map(str::trim).collect();
     // "Network is unreachable" would be a loopback that is down.
     assert_eq!(lines.last(), Some(&"Connection refused"), "{seen}");
@@ -165,12 +165,18 @@ async fn the_hosts_network_is_the_hosts() {
     };
     let own = fs::read_link("/proc/self/ns/net").unwrap();
     let ns = "readlink /proc/self/ns/net";
-    assert_eq!(says(&request, ns).await.trim_end(), own.to_str().unwrap());
+    assert_eq!(
+        script_output(&request, ns).await.trim_end(),
+        own.to_str().unwrap()
+    );
     let other = SandboxRequest {
         network: Network::None,
         ..request
     };
-    assert_ne!(says(&other, ns).await.trim_end(), own.to_str().unwrap());
+    assert_ne!(
+        script_output(&other, ns).await.trim_end(),
+        own.to_str().unwrap()
+    );
 }
 
 #[tokio::test]
@@ -178,7 +184,7 @@ async fn every_namespace_is_its_own() {
     let (place, profile) = (Place::new(), profile());
     let names = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
     let script = "for n in user mnt pid net ipc uts cgroup; do readlink /proc/self/ns/$n; done";
-    let seen = says(&place.request(&profile), script).await;
+    let seen = script_output(&place.request(&profile), script).await;
     for (name, seen) in names.iter().zip(seen.lines()) {
         let own = fs::read_link(format!("/proc/self/ns/{name}")).unwrap();
         assert!(seen.starts_with(name), "{seen}");

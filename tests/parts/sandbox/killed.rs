@@ -17,14 +17,14 @@ use marshal_sandbox::workspace::Overlay;
 use crate::children::{self, Place, is_alive, is_root, profile, spawner, walled};
 use crate::programs::install;
 use crate::sandbox::limits::{MIB, left_of, limited};
-use crate::sandbox::overlay::{Over, session};
+use crate::sandbox::overlay::{OverlayHost, session};
 
 /// Stops of a short run; the long one has ten times as many, or every call where there are less.
 const STOPS: u64 = 24;
 const LONGER: u64 = 10;
 
 /// What is left of a supervisor must be gone by then: by itself none of it goes.
-const GONE: Duration = Duration::from_secs(20);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The variable that tells a supervisor how long its agent is to sleep.
 const NAP: &str = "MARSHAL_TEST_NAP";
@@ -105,13 +105,13 @@ impl Ground {
         }
     }
 
-    fn places(&self) -> PathBuf {
+    fn places_dir(&self) -> PathBuf {
         self.dir.path().join("places")
     }
 
     /// Kills a supervisor at a call; what the tracer said.
     fn kill_at(&self, stop: u64) -> String {
-        fs::create_dir(self.places()).unwrap();
+        fs::create_dir(self.places_dir()).unwrap();
         let output = Command::new(&self.killer)
             .args([self.drill.stages, &stop.to_string()])
             .arg(std::env::current_exe().unwrap())
@@ -122,7 +122,7 @@ impl Ground {
                 "--nocapture",
             ])
             .env("MARSHAL_UNDER_TEST", &self.marshal)
-            .env("TMPDIR", self.places())
+            .env("TMPDIR", self.places_dir())
             .env(NAP, nap(self.drill))
             .env(KIND, self.drill.kind)
             .output()
@@ -134,7 +134,7 @@ impl Ground {
     /// That what was on disk is there and nothing else, and that an overlay is nobody's any more.
     fn check_places(&self, when: &str) {
         let mut names: Vec<String> = Vec::new();
-        let mut places = fs::read_dir(self.places()).unwrap();
+        let mut places = fs::read_dir(self.places_dir()).unwrap();
         // It was killed before it made any.
         let Some(place) = places.next() else { return };
         let place = place.unwrap().path();
@@ -181,7 +181,7 @@ impl Ground {
     /// That nothing is left of a supervisor that was killed a moment ago.
     async fn check(&self, when: &str, said: &str) {
         let killed = ticks();
-        let until = Instant::now() + GONE;
+        let until = Instant::now() + CLEANUP_TIMEOUT;
         let left = || until.saturating_duration_since(Instant::now());
         let after = |word: &str| -> Vec<String> {
             let lines = said.lines();
@@ -209,7 +209,7 @@ impl Ground {
             children::alive(&token).is_empty() && inside(&spaces, killed).is_empty()
         })
         .await;
-        children::until(GONE, &format!("no group of it: {when}"), || {
+        children::until(CLEANUP_TIMEOUT, &format!("no group of it: {when}"), || {
             left_of(supervisor).is_empty()
         })
         .await;
@@ -220,10 +220,10 @@ impl Ground {
         // The kernel leaves a directory in an overlay's that nobody may enter.
         let opened = Command::new("chmod")
             .args(["-R", "u+rwx"])
-            .arg(self.places())
+            .arg(self.places_dir())
             .status();
         assert!(opened.unwrap().success(), "{when}");
-        fs::remove_dir_all(self.places()).unwrap();
+        fs::remove_dir_all(self.places_dir()).unwrap();
     }
 }
 
@@ -371,7 +371,7 @@ async fn the_supervisor() {
     let (mut places, mut overs, mut helds) = (Vec::new(), Vec::new(), Vec::new());
     let mut plan = match &*std::env::var(KIND).unwrap() {
         "overlay" => {
-            overs.push(Over::new());
+            overs.push(OverlayHost::new());
             overs[0].put("file", "text\n");
             helds.push(overs[0].prepare().unwrap());
             limited(walled(&overs[0].request(&helds[0]), "true"), limits)

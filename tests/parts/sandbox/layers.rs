@@ -11,7 +11,7 @@ use marshal_sandbox::SandboxRequest;
 use marshal_wire::files::FileOperation;
 use tokio::io::AsyncReadExt as _;
 
-use crate::children::{Place, is_root, plain, profile, run, says, spawner, walled};
+use crate::children::{Place, is_root, plain, profile, run, script_output, spawner, walled};
 
 /// A script that makes one call and says the error's number, 0 for none.
 fn call(number: i64, arguments: &str) -> String {
@@ -36,7 +36,7 @@ async fn everything_inside_wears_the_filter_and_agents_one_more() {
             seccomp,
             ..profile()
         };
-        let seen = says(&place.request(&profile), script).await;
+        let seen = script_output(&place.request(&profile), script).await;
         // Whoever tests may wear filters of its own.
         let outside = fs::read_to_string("/proc/self/status").unwrap();
         if outside.contains("Seccomp:\t0") {
@@ -99,7 +99,7 @@ async fn calls_are_refused_by_the_filter_and_by_nothing_else() {
                 seccomp,
                 ..profile()
             };
-            seen.push(says(&place.request(&profile), &script).await);
+            seen.push(script_output(&place.request(&profile), &script).await);
         }
         assert_eq!(seen[0], refused.to_string(), "{name} with the filter");
         assert_ne!(seen[1], seen[0], "{name} without it");
@@ -109,7 +109,7 @@ async fn calls_are_refused_by_the_filter_and_by_nothing_else() {
     {
         let script = call(0x4000_0000 | libc::SYS_getpid, "0");
         let profile = profile();
-        assert_eq!(says(&place.request(&profile), &script).await, "38");
+        assert_eq!(script_output(&place.request(&profile), &script).await, "38");
     }
 }
 
@@ -191,7 +191,7 @@ async fn landlock_holds_what_no_mount_does() {
         (bind(0), "0", "0"),
         (write, "2\n", "0\n"),
     ] {
-        assert_eq!(says(&request, &script).await, refused, "{script}");
+        assert_eq!(script_output(&request, &script).await, refused, "{script}");
         let control = run(plain(&script)).await.unwrap();
         assert_eq!(
             String::from_utf8_lossy(&control.stdout),
@@ -207,7 +207,7 @@ async fn landlock_holds_what_no_mount_does() {
     let mut control = String::new();
     for _ in 0..5 {
         let script = bind(free());
-        assert_eq!(says(&request, &script).await, "13", "{script}");
+        assert_eq!(script_output(&request, &script).await, "13", "{script}");
         let bound = run(plain(&script)).await.unwrap();
         control = String::from_utf8_lossy(&bound.stdout).into_owned();
         if control != libc::EADDRINUSE.to_string() {

@@ -21,7 +21,7 @@ use crate::sandbox::groups::{ROLE, this_test};
 pub(crate) const MIB: u64 = 1 << 20;
 
 /// `sh -c` in walls with these limits.
-pub(crate) fn held(place: &Place, group: ResourceLimits, script: &str) -> LaunchPlan {
+pub(crate) fn limited_script(place: &Place, group: ResourceLimits, script: &str) -> LaunchPlan {
     let profile = children::profile();
     limited(walled(&place.request(&profile), script), group)
 }
@@ -47,7 +47,7 @@ pub(crate) async fn line(launched: &mut LaunchedChild) -> String {
     line.trim().to_owned()
 }
 
-pub(crate) async fn over(launched: LaunchedChild) -> ChildExit {
+pub(crate) async fn wait_for_exit(launched: LaunchedChild) -> ChildExit {
     let (_keeper, end) = launch::keep(launched.process, waits(Duration::from_secs(1)));
     let end = tokio::time::timeout(Duration::from_secs(60), end).await;
     end.unwrap().unwrap()
@@ -124,7 +124,7 @@ async fn a_child_says_by_what_it_is_held_and_is_in_its_groups_before_it_runs() {
         backend: LimitBackend::Auto,
     };
     let plans = [
-        held(&place, group, "echo up; read line"),
+        limited_script(&place, group, "echo up; read line"),
         limited(plain("echo up; read line"), group),
     ];
     for plan in plans {
@@ -211,7 +211,7 @@ async fn a_fork_bomb_ends_at_its_limit_and_leaves_nothing() {
     };
     // A shell that gets no process ends, so one that waits is around it.
     let bomb = "(i=0; while [ $i -lt 200 ]; do sleep 100 & i=$((i+1)); done) 2>/dev/null; echo up; read line";
-    let mut plans = vec![held(&place, group, bomb)];
+    let mut plans = vec![limited_script(&place, group, bomb)];
     if is_root() {
         plans.push(limited(plain(bomb), group));
     }
@@ -227,12 +227,12 @@ async fn a_fork_bomb_ends_at_its_limit_and_leaves_nothing() {
         keeper.kill();
         let end = tokio::time::timeout(Duration::from_secs(30), end).await;
         assert_eq!(end.unwrap().unwrap().survivors_left, 0);
-        gone(&all).await;
+        wait_until_dead(&all).await;
     }
 }
 
 /// Waits until all are gone: who was killed may still be on its way out when its helper's end is seen.
-async fn gone(all: &[u32]) {
+async fn wait_until_dead(all: &[u32]) {
     let are_gone = || all.iter().all(|pid| !is_alive(*pid));
     until(Duration::from_secs(20), "all are gone", are_gone).await;
 }
@@ -253,12 +253,15 @@ async fn who_takes_more_memory_than_the_limit_is_killed_and_the_peak_is_known() 
         swap: Some(0),
         ..ResourceLimits::NONE
     };
-    let neighbour = held(&place, group, "read line; echo alive");
+    let neighbour = limited_script(&place, group, "read line; echo alive");
     let spawner = spawner();
     let mut neighbour = spawner.spawn(neighbour).await.unwrap();
-    for plan in [held(&place, group, GLUTTON), limited(plain(GLUTTON), group)] {
+    for plan in [
+        limited_script(&place, group, GLUTTON),
+        limited(plain(GLUTTON), group),
+    ] {
         let launched = spawner.spawn(plan).await.unwrap();
-        let end = over(launched).await;
+        let end = wait_for_exit(launched).await;
         assert_eq!(end.status, Some(ExitStatus::Signal(9)), "{end:?}");
         let over = end.group_outcome.as_ref().unwrap();
         assert_eq!(over.memory_limit, Some(64 * MIB));
@@ -287,7 +290,10 @@ async fn a_share_of_a_processor_is_what_is_used() {
     // Two that are busy; the share is of both together.
     let busy = "(while :; do :; done) & while :; do :; done";
     let spawner = spawner();
-    let launched = spawner.spawn(held(&place, share, busy)).await.unwrap();
+    let launched = spawner
+        .spawn(limited_script(&place, share, busy))
+        .await
+        .unwrap();
     let group = launched.process.group().unwrap().clone();
     let used = || group.usage().cpu_micros.unwrap();
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -342,7 +348,7 @@ async fn killed_frozen(plan: LaunchPlan) -> Duration {
     let took = began.elapsed();
     let end = end.unwrap().unwrap();
     assert_eq!((end.is_forced, end.survivors_left), (true, 0), "{end:?}");
-    gone(&all).await;
+    wait_until_dead(&all).await;
     assert!(group.directories().iter().all(|dir| !dir.exists()));
     took
 }
@@ -361,10 +367,10 @@ async fn without_walls_nobody_gets_away_who_has_lost_his_leash() {
     let orphan: u32 = line(&mut launched).await.parse().unwrap();
     let leash = rustix::process::Pid::from_raw(i32::try_from(launched.pid).unwrap()).unwrap();
     rustix::process::kill_process(leash, rustix::process::Signal::KILL).unwrap();
-    let end = over(launched).await;
+    let end = wait_for_exit(launched).await;
     assert!(
         end.sandbox_failure.is_some() && end.survivors_killed >= 1,
         "{end:?}"
     );
-    gone(&[orphan]).await;
+    wait_until_dead(&[orphan]).await;
 }

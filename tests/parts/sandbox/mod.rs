@@ -6,9 +6,9 @@ use marshal_sandbox as sandbox;
 
 use crate::children;
 
+mod container_sandbox;
 mod degrade;
 mod doctor;
-mod engine_walls;
 mod escapes;
 mod groups;
 mod identity;

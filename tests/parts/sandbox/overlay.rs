@@ -18,10 +18,12 @@ use marshal_sandbox::workspace::{
 use marshal_sandbox::{SandboxRequest, Tree};
 use marshal_wire::shim::MountAccess;
 
-use crate::children::{Place, SLOT_UID, give, ids, is_root, marshal, profile, run, says, walled};
+use crate::children::{
+    Place, SLOT_UID, give, ids, is_root, marshal, profile, run, script_output, walled,
+};
 
 /// A workspace and a state directory.
-pub(crate) struct Over {
+pub(crate) struct OverlayHost {
     pub(crate) place: Place,
     pub(crate) profile: config::Sandbox,
 }
@@ -31,13 +33,13 @@ pub(crate) fn session() -> SessionId {
 }
 
 /// What a command of the program said.
-pub(crate) struct Said {
+pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-impl Over {
+impl OverlayHost {
     pub(crate) fn new() -> Self {
         let over = Self {
             place: Place::new(),
@@ -119,7 +121,7 @@ impl Over {
         // A file of the same moment as the session's beginning counts as changed since.
         std::thread::sleep(Duration::from_millis(20));
         let held = self.prepare().unwrap();
-        let said = says(&self.request(&held), script).await;
+        let said = script_output(&self.request(&held), script).await;
         held.changes(&Manifest::default()).unwrap();
         drop(held);
         self.is_free();
@@ -137,10 +139,10 @@ impl Over {
 
     /// Runs a command of the program. What other tests start beside may hold a lock of this process
     /// until it is another program, so a busy overlay is looked at again.
-    pub(crate) fn says(&self, args: &[&str]) -> Said {
+    pub(crate) fn run_unless_busy(&self, args: &[&str]) -> CommandOutput {
         let until = Instant::now() + Duration::from_secs(5);
         loop {
-            let said = self.says_at_once(args);
+            let said = self.run_once(args);
             if !said.err.contains("is still running") || Instant::now() > until {
                 return said;
             }
@@ -148,7 +150,7 @@ impl Over {
         }
     }
 
-    fn says_at_once(&self, args: &[&str]) -> Said {
+    fn run_once(&self, args: &[&str]) -> CommandOutput {
         let output = Command::new(marshal())
             .arg("--config")
             .arg(self.at("supervisor.toml"))
@@ -159,7 +161,7 @@ impl Over {
             .env("HOME", self.at("home"))
             .output()
             .unwrap();
-        Said {
+        CommandOutput {
             code: output.status.code(),
             out: String::from_utf8(output.stdout).unwrap(),
             err: String::from_utf8(output.stderr).unwrap(),
@@ -198,7 +200,7 @@ fn list(root: &Path, below: &Path, found: &mut Vec<String>) {
 
 #[tokio::test]
 async fn an_agent_changes_its_view_and_nothing_below_it() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     for path in ["kept", "changed", "gone", "dir/a", "dir/b", "tree/x/y"] {
         over.put(path, "old\n");
     }
@@ -233,7 +235,7 @@ async fn another_slot_goes_on_with_what_the_first_one_wrote() {
     if !is_root() {
         return; // There is one user only.
     }
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("a", "old\n");
     over.session_says("echo new > a; echo b > b; chmod 600 b")
         .await;
@@ -245,7 +247,7 @@ async fn another_slot_goes_on_with_what_the_first_one_wrote() {
         home: None,
         ..over.request(&held)
     };
-    let said = says(
+    let said = script_output(
         &request,
         "cat a b; echo more >> b; echo c > c; rm a; stat -c %u c",
     )
@@ -258,7 +260,7 @@ async fn another_slot_goes_on_with_what_the_first_one_wrote() {
 
 #[tokio::test]
 async fn set_id_devices_and_mounts_are_nothing_in_there() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("a", "old\n");
     let held = over.prepare().unwrap();
     let script = "grep ' /workspace ' /proc/self/mountinfo | cut -d' ' -f6; \
@@ -267,7 +269,7 @@ async fn set_id_devices_and_mounts_are_nothing_in_there() {
                   umount /workspace 2>/dev/null && echo unmounted; \
                   mount -o remount,suid /workspace 2>/dev/null && echo remounted; \
                   ls /tmp /run/marshal";
-    let said = says(&over.request(&held), script).await;
+    let said = script_output(&over.request(&held), script).await;
     let (flags, rest) = said.split_once('\n').unwrap();
     assert!(flags.starts_with("rw,nosuid,nodev"), "{said}");
     assert_eq!(rest, "/run/marshal:\nmarshal\n\n/tmp:\n", "{said}");
@@ -275,16 +277,16 @@ async fn set_id_devices_and_mounts_are_nothing_in_there() {
 
 #[tokio::test]
 async fn one_process_works_with_an_overlay_at_a_time() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     let held = over.prepare().unwrap();
     assert!(matches!(over.prepare(), Err(OverlayError::Busy(_))));
-    let said = over.says_at_once(&["diff", "s-1"]);
+    let said = over.run_once(&["diff", "s-1"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(said.err.contains("still running"), "{}", said.err);
     drop(held);
-    let said = over.says(&["diff", "s-1"]);
+    let said = over.run_unless_busy(&["diff", "s-1"]);
     assert_eq!((said.code, &*said.out), (Some(0), ""), "{}", said.err);
-    let said = over.says(&["diff", "s-2"]);
+    let said = over.run_unless_busy(&["diff", "s-2"]);
     assert_eq!(said.code, Some(2), "{}", said.err);
     assert!(
         said.err.contains("the session s-2 has no overlay"),
@@ -295,7 +297,7 @@ async fn one_process_works_with_an_overlay_at_a_time() {
 
 #[tokio::test]
 async fn what_cannot_be_overlaid_is_refused_with_what_to_do() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     let held = over.prepare().unwrap();
     // procfs can be neither mapped nor a lower directory.
     let request = SandboxRequest {
@@ -326,7 +328,7 @@ async fn what_cannot_be_overlaid_is_refused_with_what_to_do() {
 
 #[tokio::test]
 async fn paths_are_judged_as_the_agent_sees_them() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     for path in ["plain", "covered/a", "hidden/deep/x", "gone"] {
         over.put(path, "old\n");
     }
@@ -370,7 +372,7 @@ async fn paths_are_judged_as_the_agent_sees_them() {
 
 #[tokio::test]
 async fn changes_come_from_what_was_written_alone() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     for path in [
         "same", "changed", "gone", "dir/a", "dir/b", "tree/x", "mode",
     ] {
@@ -378,7 +380,7 @@ async fn changes_come_from_what_was_written_alone() {
     }
     std::thread::sleep(Duration::from_millis(20));
     let held = over.prepare().unwrap();
-    says(
+    script_output(
         &over.request(&held),
         "echo new > changed; rm gone; rm -r dir; rm -r tree; mkdir tree; echo y > tree/y; \
          chmod 700 mode; mkdir -p d/e; echo f > d/e/f; mkdir empty; cat same",
@@ -405,7 +407,7 @@ async fn changes_come_from_what_was_written_alone() {
     // The next task of the same session tells its own.
     let before = Manifest::record(&held.upper().unwrap()).unwrap();
     assert_eq!(words(&before), Vec::<String>::new());
-    says(&over.request(&held), "echo more >> changed; rm same").await;
+    script_output(&over.request(&held), "echo more >> changed; rm same").await;
     assert_eq!(words(&before), ["modified changed", "deleted same"]);
 }
 
@@ -413,7 +415,7 @@ async fn changes_come_from_what_was_written_alone() {
 /// take ten times that, so what is asserted is the ratio to a copy, with much room.
 #[tokio::test]
 async fn a_large_workspace_is_ready_at_once() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     for dir in 0..200 {
         fs::create_dir(over.project(&format!("{dir}"))).unwrap();
         for file in 0..100 {
@@ -445,7 +447,7 @@ async fn a_large_workspace_is_ready_at_once() {
         };
         for (request, least) in [(&overlaid, &mut with), (&plain, &mut without)] {
             let began = Instant::now();
-            says(request, "true").await;
+            script_output(request, "true").await;
             *least = began.elapsed().min(*least);
         }
     }

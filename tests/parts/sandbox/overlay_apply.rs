@@ -10,12 +10,12 @@ use std::time::Duration;
 use marshal_sandbox::workspace::overlay;
 
 use crate::children::{give, is_root, marshal};
-use crate::sandbox::overlay::{Over, Said, session};
+use crate::sandbox::overlay::{CommandOutput, OverlayHost, session};
 
-impl Over {
+impl OverlayHost {
     /// Applies, which must do it.
     pub(crate) fn applies(&self) -> String {
-        let said = self.says(&["apply", "s-1"]);
+        let said = self.run_unless_busy(&["apply", "s-1"]);
         assert_eq!(said.code, Some(0), "{}\n{}", said.out, said.err);
         said.out
     }
@@ -62,7 +62,7 @@ impl Over {
     }
 
     /// Runs `apply` and kills it at its n-th step, or runs a command of a shell there.
-    pub(crate) fn stopped_at(&self, tracer: &Path, n: u32, run: Option<&str>) -> Said {
+    pub(crate) fn stopped_at(&self, tracer: &Path, n: u32, run: Option<&str>) -> CommandOutput {
         let output = Command::new(tracer)
             .arg(n.to_string())
             .arg(marshal())
@@ -76,7 +76,7 @@ impl Over {
             .envs(run.map(|run| ("AT_RUN", run)))
             .output()
             .unwrap();
-        Said {
+        CommandOutput {
             code: output.status.code(),
             out: String::from_utf8(output.stdout).unwrap(),
             err: String::from_utf8(output.stderr).unwrap(),
@@ -86,7 +86,7 @@ impl Over {
     /// Applies, which must refuse everything, and says why.
     pub(crate) fn refuses(&self, args: &[&str]) -> String {
         let before = self.tree();
-        let said = self.says(args);
+        let said = self.run_unless_busy(args);
         assert_eq!(said.code, Some(1), "{}\n{}", said.out, said.err);
         assert!(said.err.contains("nothing was applied"), "{}", said.err);
         assert_eq!(self.tree(), before, "{}", said.err);
@@ -97,7 +97,7 @@ impl Over {
 #[tokio::test]
 #[allow(clippy::too_many_lines, reason = "one story, told in order")]
 async fn every_form_of_a_change_is_applied_and_then_there_is_nothing_more() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     for path in [
         "changed", "gone", "moved", "mode", "dir/a", "dir/b/c", "todir", "tofile/x", "swap/one",
         "swap/two", "same", "chdir/x", "target",
@@ -115,7 +115,7 @@ async fn every_form_of_a_change_is_applied_and_then_there_is_nothing_more() {
          rm wasfile; echo file > wasfile; mkdir void; ln -s ../changed void/up",
     )
     .await;
-    let said = over.says(&["diff", "s-1"]);
+    let said = over.run_unless_busy(&["diff", "s-1"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     for line in [
         "modified changed\n",
@@ -142,7 +142,7 @@ async fn every_form_of_a_change_is_applied_and_then_there_is_nothing_more() {
         assert!(said.out.contains(line), "{line:?} in\n{}", said.out);
     }
     assert!(!said.out.contains(" same"), "{}", said.out);
-    let only = over.says(&["--json", "diff", "s-1", "new", "./gone"]);
+    let only = over.run_unless_busy(&["--json", "diff", "s-1", "new", "./gone"]);
     let paths: Vec<String> = only
         .out
         .lines()
@@ -151,7 +151,7 @@ async fn every_form_of_a_change_is_applied_and_then_there_is_nothing_more() {
         .collect();
     assert_eq!(paths, ["gone", "new", "new/deep", "new/deep/f", "new/link"]);
     let before = over.tree();
-    let checked = over.says(&["apply", "s-1", "--check"]);
+    let checked = over.run_unless_busy(&["apply", "s-1", "--check"]);
     assert_eq!(
         (checked.code, over.tree()),
         (Some(0), before),
@@ -192,10 +192,10 @@ async fn every_form_of_a_change_is_applied_and_then_there_is_nothing_more() {
         .await;
     over.applies();
     assert_eq!(over.read("changed"), "changed\nmore\nagain\n");
-    let said = over.says(&["discard", "s-1"]);
+    let said = over.run_unless_busy(&["discard", "s-1"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert_eq!(fs::read_dir(over.at("state/overlays")).unwrap().count(), 0);
-    assert_eq!(over.says(&["apply", "s-1"]).code, Some(2));
+    assert_eq!(over.run_unless_busy(&["apply", "s-1"]).code, Some(2));
 }
 
 #[tokio::test]
@@ -203,7 +203,7 @@ async fn a_tree_of_somebody_elses_stays_theirs() {
     if !is_root() {
         return;
     }
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("a", "old\n");
     for path in ["project", "project/a"] {
         give(&over.at(path), (54_000, 54_001));
@@ -301,7 +301,7 @@ async fn everything_hostile_is_refused_by_its_name_and_with_it_all_the_rest() {
             &["nested more than 100 levels"],
         ),
     ] {
-        let over = Over::new();
+        let over = OverlayHost::new();
         over.put("f", "old\n");
         over.put(".husky/pre-push", "x\n");
         over.put("deep/.vscode/tasks.json", "x\n");
@@ -313,15 +313,19 @@ async fn everything_hostile_is_refused_by_its_name_and_with_it_all_the_rest() {
             assert!(err.contains(part), "{script}: {part:?} in\n{err}");
         }
         // It can always be looked at and thrown away.
-        assert_eq!(over.says(&["diff", "s-1"]).code, Some(0), "{script}");
-        let said = over.says(&["discard", "s-1"]);
+        assert_eq!(
+            over.run_unless_busy(&["diff", "s-1"]).code,
+            Some(0),
+            "{script}"
+        );
+        let said = over.run_unless_busy(&["discard", "s-1"]);
         assert_eq!(said.code, Some(0), "{script}: {}", said.err);
     }
 }
 
 #[tokio::test]
 async fn a_device_is_refused_and_a_fifo_in_the_place_of_anything_makes_nobody_wait() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("f", "old\n");
     over.session_says("echo new > f").await;
     let mut expect = vec!["fifo: is a fifo", "huge: is too large"];
@@ -358,7 +362,7 @@ async fn a_device_is_refused_and_a_fifo_in_the_place_of_anything_makes_nobody_wa
 
 #[tokio::test]
 async fn what_the_policy_denies_is_refused_and_what_it_asks_needs_a_word() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     let policy = "schema = 1\nname = \"own\"\nextends = [\"builtin:guard\"]\ndefault = \"allow\"\n\
                   [[rule]]\nid = \"docs\"\ndecision = \"ask\"\ntool = \"write\"\npath = \"docs\"\n\
                   [[rule]]\nid = \"lock\"\ndecision = \"deny\"\ntool = \"write\"\npath = \"locks\"\n\
@@ -373,7 +377,7 @@ async fn what_the_policy_denies_is_refused_and_what_it_asks_needs_a_word() {
         err.contains("needs approval: docs/a") && err.contains("--yes"),
         "{err}"
     );
-    let said = over.says(&["apply", "s-1", "--yes"]);
+    let said = over.run_unless_busy(&["apply", "s-1", "--yes"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert_eq!(over.read("docs/a"), "new\n");
     over.session_says("echo x > a.lock").await;
@@ -389,14 +393,14 @@ async fn what_the_policy_denies_is_refused_and_what_it_asks_needs_a_word() {
          workspace = { path = \"project\" }\n",
     )
     .unwrap();
-    let said = over.says(&["apply", "s-1"]);
+    let said = over.run_unless_busy(&["apply", "s-1"]);
     assert_eq!(said.code, Some(2), "{}", said.err);
     assert!(said.err.contains("pool demo"), "{}", said.err);
 }
 
 #[tokio::test]
 async fn what_somebody_changed_meanwhile_is_a_conflict() {
-    type Change = fn(&Over);
+    type Change = fn(&OverlayHost);
     let cases: [(&str, &str, Change); 9] = [
         ("echo mine > f", "f", |o| o.put("f", "theirs\n")),
         ("echo mine > f", "f", |o| {
@@ -418,7 +422,7 @@ async fn what_somebody_changed_meanwhile_is_a_conflict() {
         }),
     ];
     for (script, path, change) in cases {
-        let over = Over::new();
+        let over = OverlayHost::new();
         over.put("f", "old\n");
         over.put("d/x", "old\n");
         over.put("other", "old\n");
@@ -433,7 +437,7 @@ async fn what_somebody_changed_meanwhile_is_a_conflict() {
         );
     }
     // What changed and is again what it was is none.
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("f", "old\n");
     over.session_says("echo mine > f").await;
     over.put("f", "theirs\n");
@@ -444,14 +448,14 @@ async fn what_somebody_changed_meanwhile_is_a_conflict() {
 
 #[tokio::test]
 async fn what_was_changed_while_the_session_worked_is_known_by_nobody() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("f", "old\n");
     over.put("g", "old\n");
     std::thread::sleep(Duration::from_millis(20));
     let held = over.prepare().unwrap();
     // The agent copies up what was already another's, before its turn ends.
     over.put("f", "theirs\n");
-    crate::children::says(&over.request(&held), "echo mine >> f; echo mine > g").await;
+    crate::children::script_output(&over.request(&held), "echo mine >> f; echo mine > g").await;
     drop(held);
     let err = over.refuses(&["apply", "s-1"]);
     assert!(err.contains("f: it, or its directory"), "{err}");
@@ -460,12 +464,12 @@ async fn what_was_changed_while_the_session_worked_is_known_by_nobody() {
 
 #[tokio::test]
 async fn another_workspace_at_its_place_is_none() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("f", "old\n");
     over.session_says("echo new > f").await;
     fs::rename(over.at("project"), over.at("moved")).unwrap();
     fs::create_dir(over.at("project")).unwrap();
-    let said = over.says(&["apply", "s-1"]);
+    let said = over.run_unless_busy(&["apply", "s-1"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(
         said.err.contains("another directory has replaced it"),
@@ -474,7 +478,7 @@ async fn another_workspace_at_its_place_is_none() {
     );
     fs::remove_dir(over.at("project")).unwrap();
     symlink(over.at("moved"), over.at("project")).unwrap();
-    let said = over.says(&["apply", "s-1"]);
+    let said = over.run_unless_busy(&["apply", "s-1"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert_eq!(fs::read_to_string(over.at("moved/f")).unwrap(), "old\n");
 }
@@ -502,7 +506,7 @@ pub(crate) fn tracer(dir: &Path) -> PathBuf {
 
 #[tokio::test]
 async fn an_apply_that_is_killed_anywhere_leaves_the_old_or_is_finished_by_the_next_command() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     let tracer = tracer(&over.at("home"));
     for path in ["changed", "gone", "swap/one", "swap/two", "todir", "mode/x"] {
         over.put(path, "old\n");
@@ -526,7 +530,7 @@ async fn an_apply_that_is_killed_anywhere_leaves_the_old_or_is_finished_by_the_n
             break;
         }
         assert_eq!(code, Some(77), "killed at {n}");
-        let said = over.says(&["diff", "s-1"]);
+        let said = over.run_unless_busy(&["diff", "s-1"]);
         assert_eq!(said.code, Some(0), "{n}: {}", said.err);
         let tree = over.tree();
         if tree == old {
@@ -549,7 +553,7 @@ async fn an_apply_that_is_killed_anywhere_leaves_the_old_or_is_finished_by_the_n
 
 #[tokio::test]
 async fn a_killed_apply_whose_workspace_was_changed_since_goes_back() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     let tracer = tracer(&over.at("home"));
     for path in ["a", "b", "c"] {
         over.put(path, "old\n");
@@ -568,7 +572,7 @@ async fn a_killed_apply_whose_workspace_was_changed_since_goes_back() {
     }
     assert!(found);
     over.put("b", "theirs\n");
-    let said = over.says(&["apply", "s-1"]);
+    let said = over.run_unless_busy(&["apply", "s-1"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(said.err.contains("nothing was applied: b"), "{}", said.err);
     assert_eq!(

@@ -8,11 +8,11 @@ use std::time::Duration;
 use marshal_sandbox::workspace::{Manifest, overlay};
 use rustix::fs::{Mode, OFlags, XattrFlags};
 
-use crate::children::says;
-use crate::sandbox::overlay::{Over, session};
+use crate::children::script_output;
+use crate::sandbox::overlay::{OverlayHost, session};
 use crate::sandbox::overlay_apply::tracer;
 
-impl Over {
+impl OverlayHost {
     /// Applies, killed as soon as `is_far` says so.
     fn killed_when(&self, is_far: &dyn Fn() -> bool) {
         let tracer = tracer(&self.at("home"));
@@ -34,7 +34,7 @@ impl Over {
 
 #[tokio::test]
 async fn what_is_edited_after_a_killed_apply_put_it_there_is_a_conflict() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     for path in ["a", "b"] {
         over.put(path, "old\n");
     }
@@ -42,7 +42,7 @@ async fn what_is_edited_after_a_killed_apply_put_it_there_is_a_conflict() {
     over.killed_when(&|| over.read("a") == "new\n" && over.read("b") == "new\n");
     assert!(over.has_intent());
     over.put("a", "theirs\n");
-    let said = over.says(&["apply", "s-1"]);
+    let said = over.run_unless_busy(&["apply", "s-1"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
     let err = said.err;
     assert!(err.contains("refused: a: it was changed"), "{err}");
@@ -52,7 +52,7 @@ async fn what_is_edited_after_a_killed_apply_put_it_there_is_a_conflict() {
 
 #[tokio::test]
 async fn what_is_put_into_a_directory_that_goes_is_not_lost() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("dir/one", "old\n");
     over.session_says("rm -r dir; mkdir dir; echo new > dir/two")
         .await;
@@ -60,7 +60,7 @@ async fn what_is_put_into_a_directory_that_goes_is_not_lost() {
     // Somebody whose current directory it is.
     let old = over.project(".marshal-apply-s-1/0");
     fs::write(old.join("theirs"), "theirs\n").unwrap();
-    let said = over.says(&["apply", "s-1"]);
+    let said = over.run_unless_busy(&["apply", "s-1"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(
         said.err.contains("nothing was applied: dir"),
@@ -74,14 +74,14 @@ async fn what_is_put_into_a_directory_that_goes_is_not_lost() {
 
 #[tokio::test]
 async fn an_apply_whose_other_half_was_removed_is_forgotten_with_its_places_named() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     for path in ["a", "b"] {
         over.put(path, "old\n");
     }
     over.session_says("echo new > a; echo new > b").await;
     over.killed_when(&|| over.read("a") == "new\n" && over.read("b") == "old\n");
     fs::remove_dir_all(over.project(".marshal-apply-s-1")).unwrap();
-    let said = over.says(&["diff", "s-1"]);
+    let said = over.run_unless_busy(&["diff", "s-1"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(
         said.err.contains("cannot be completed") && said.err.contains(": a, b"),
@@ -93,13 +93,13 @@ async fn an_apply_whose_other_half_was_removed_is_forgotten_with_its_places_name
 
 #[tokio::test]
 async fn what_cannot_be_brought_to_its_end_is_discarded_all_the_same() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("a", "old\n");
     over.session_says("echo new > a").await;
     fs::write(over.at("state/overlays/s-1,intent"), "no\u{1b}thing").unwrap();
-    let said = over.says(&["diff", "s-1"]);
+    let said = over.run_unless_busy(&["diff", "s-1"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
-    let said = over.says(&["discard", "s-1"]);
+    let said = over.run_unless_busy(&["discard", "s-1"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(said.err.contains("are discarded anyway"), "{}", said.err);
     assert!(!overlay::path(&over.overlays(), &session()).exists());
@@ -108,12 +108,12 @@ async fn what_cannot_be_brought_to_its_end_is_discarded_all_the_same() {
 
 #[tokio::test]
 async fn a_directory_that_took_anothers_place_during_the_turn_is_a_conflict() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("src/deep/file", "old\n");
     over.put("src.new/deep/file", "other\n");
     std::thread::sleep(Duration::from_millis(20));
     let held = over.prepare().unwrap();
-    says(&over.request(&held), "echo new > src/deep/file").await;
+    script_output(&over.request(&held), "echo new > src/deep/file").await;
     fs::rename(over.project("src"), over.project("src.old")).unwrap();
     fs::rename(over.project("src.new"), over.project("src")).unwrap();
     held.changes(&Manifest::default()).unwrap();
@@ -125,14 +125,14 @@ async fn a_directory_that_took_anothers_place_during_the_turn_is_a_conflict() {
 
 #[tokio::test]
 async fn nothing_of_an_agents_acts_on_the_terminal_of_who_applies() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("a", "old\n");
     over.session_says("echo new > a; ln -s \"$(printf '/\\033[2J')\" link")
         .await;
     let flags = XattrFlags::empty();
     rustix::fs::setxattr(over.upper("a"), "user.\u{1b}[31m", b"x", flags).unwrap();
     for args in [["diff", "s-1"], ["apply", "s-1"]] {
-        let said = over.says(&args);
+        let said = over.run_unless_busy(&args);
         assert!(!said.err.contains('\u{1b}'), "{:?}", said.err);
         assert!(!said.out.contains('\u{1b}'), "{:?}", said.out);
     }
@@ -142,7 +142,7 @@ async fn nothing_of_an_agents_acts_on_the_terminal_of_who_applies() {
 
 #[tokio::test]
 async fn what_is_very_large_or_very_long_is_refused_without_being_read() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     File::create(over.project("large"))
         .unwrap()
         .set_len(1 << 40)
@@ -156,7 +156,7 @@ async fn what_is_very_large_or_very_long_is_refused_without_being_read() {
         at = rustix::fs::openat(&at, &*name, flags, Mode::empty()).unwrap();
     }
     // Its content is not for this test to read either.
-    let said = over.says(&["apply", "s-1"]);
+    let said = over.run_unless_busy(&["apply", "s-1"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
     let err = said.err;
     assert!(err.contains("refused: large: the workspace has"), "{err}");

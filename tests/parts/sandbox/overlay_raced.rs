@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
-use crate::sandbox::overlay::Over;
+use crate::sandbox::overlay::OverlayHost;
 use crate::sandbox::overlay_apply::tracer;
 
 /// Every file of this name below a directory.
@@ -28,7 +28,7 @@ fn named(top: &Path, name: &str) -> Vec<PathBuf> {
     found
 }
 
-impl Over {
+impl OverlayHost {
     /// Applies again and again, with `run` at the next step each time, until it has no more. `check`
     /// is told the step and the exit code. How many steps there were.
     fn at_every_step(
@@ -65,7 +65,7 @@ impl Over {
 #[tokio::test]
 async fn what_is_put_into_a_directory_that_goes_is_never_lost() {
     for script in ["rm -r dir", "rm -r dir; mkdir dir; echo new > dir/two"] {
-        let over = Over::new();
+        let over = OverlayHost::new();
         over.put("dir/one", "old\n");
         over.put("dir/deep/er/file", "old\n");
         over.put("other", "old\n");
@@ -129,7 +129,7 @@ async fn what_is_put_into_a_directory_that_goes_is_never_lost() {
 
 #[tokio::test]
 async fn what_is_written_into_what_goes_or_comes_back_is_never_lost() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("file", "old\n");
     over.put("last", "old\n");
     over.session_says("echo new > file; mkdir fresh; echo new > fresh/in; rm last")
@@ -192,7 +192,7 @@ async fn a_directory_that_takes_anothers_place_is_never_changed() {
         ("rights", "chmod 700 rights"),
         ("src", "echo new > src/added; echo new > src/x"),
     ] {
-        let over = Over::new();
+        let over = OverlayHost::new();
         over.put(&format!("{name}/x"), "old\n");
         over.put(&format!("{name}.other/x"), "old\n");
         over.session_says(script).await;
@@ -235,7 +235,7 @@ async fn a_directory_that_takes_anothers_place_is_never_changed() {
 
 #[tokio::test]
 async fn whoever_locks_the_workspace_holds_up_no_apply_and_another_apply_is_waited_for() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("a", "old\n");
     over.session_says("echo new > a").await;
     // As an agent with the workspace writable can.
@@ -250,7 +250,7 @@ async fn whoever_locks_the_workspace_holds_up_no_apply_and_another_apply_is_wait
     let other = File::create(over.at(&name)).unwrap();
     rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
     let began = Instant::now();
-    let said = over.says(&["apply", "s-1"]);
+    let said = over.run_unless_busy(&["apply", "s-1"]);
     assert_eq!(said.code, Some(1), "{}", said.err);
     assert!(
         said.err

@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::sandbox::overlay::Over;
+use crate::sandbox::overlay::OverlayHost;
 
-impl Over {
+impl OverlayHost {
     fn run(&self, prompt: &str) -> Value {
         std::thread::sleep(Duration::from_millis(20));
         let _ = fs::remove_file(self.at("r.jsonl"));
         let results = self.at("r.jsonl");
-        let said = self.says(&["run", "--results", &results.to_string_lossy(), prompt]);
+        let said = self.run_unless_busy(&["run", "--results", &results.to_string_lossy(), prompt]);
         assert_eq!(said.code, Some(0), "{}\n{}", said.out, said.err);
         let text = fs::read_to_string(results).unwrap();
         serde_json::from_str(text.lines().next().unwrap()).unwrap()
     }
 }
 
-fn git(over: &Over, args: &[&str]) {
+fn git(over: &OverlayHost, args: &[&str]) {
     let done = std::process::Command::new("git")
         .args(["-c", "user.name=t", "-c", "user.email=t@t"])
         .args(args)
@@ -35,7 +35,7 @@ fn git(over: &Over, args: &[&str]) {
 
 #[test]
 fn a_task_works_in_an_overlay_is_checked_there_and_its_changes_are_applied() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.config("check = [\"grep\", \"-q\", \"new\", \"README.md\"]");
     over.put("README.md", "old\n");
     over.put("src/a", "a\n");
@@ -66,7 +66,7 @@ fn a_task_works_in_an_overlay_is_checked_there_and_its_changes_are_applied() {
     let upper = over.at(&format!("state/overlays/{session}/upper"));
     assert_eq!(result["workspace"], upper.to_string_lossy().into_owned());
     assert!(over.at(&format!("state/overlays/{session},ended")).exists());
-    let said = over.says(&["diff", session]);
+    let said = over.run_unless_busy(&["diff", session]);
     assert!(
         said.out.contains("-old\n+new\n"),
         "{}{}",
@@ -74,27 +74,27 @@ fn a_task_works_in_an_overlay_is_checked_there_and_its_changes_are_applied() {
         said.err
     );
     // Git refreshes its index where it may write; that is .git, and never taken over.
-    let refused = over.says(&["apply", session]);
+    let refused = over.run_unless_busy(&["apply", session]);
     if refused.code == Some(1) {
         assert!(refused.err.contains(".git/index"), "{}", refused.err);
         assert_eq!(over.tree(), before);
         let result = over.run("write README.md new\nwrite src/b b");
         let session = result["session"].as_str().unwrap();
-        let said = over.says(&["apply", session]);
+        let said = over.run_unless_busy(&["apply", session]);
         assert_eq!(said.code, Some(0), "{}", said.err);
     }
     assert_eq!(
         (over.read("README.md"), over.read("src/b")),
         ("new\n".into(), "b\n".into())
     );
-    let said = over.says(&["discard", session]);
+    let said = over.run_unless_busy(&["discard", session]);
     assert_eq!(said.code, Some(0), "{}", said.err);
     assert!(!upper.exists());
 }
 
 #[test]
 fn a_denied_write_is_judged_in_the_view_of_the_agent() {
-    let over = Over::new();
+    let over = OverlayHost::new();
     over.put("README.md", "old\n");
     // A link that the agent makes itself leads the later write out; the policy follows it there.
     let result = over.run("run ln -s /etc/ssl out\nwrite out/x y\nsay end");

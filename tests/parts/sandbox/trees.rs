@@ -9,8 +9,8 @@ use marshal_sandbox::state_dir::StateDir;
 use marshal_sandbox::workspace::{Listing, Masks, Root, WorkspaceView, copy, slice};
 use marshal_sandbox::{ExtraMounts, SandboxRequest};
 
-use crate::children::{Place, give, ids, profile, run, says, spawner, walled};
-use crate::sandbox::overlay::Over;
+use crate::children::{Place, give, ids, profile, run, script_output, spawner, walled};
+use crate::sandbox::overlay::OverlayHost;
 
 /// A workspace with secrets, of the agent's own.
 fn with_secrets(place: &Place) {
@@ -43,11 +43,11 @@ async fn what_is_hidden_cannot_be_read_written_or_moved_from_under_its_cover() {
     let (place, profile) = (Place::new(), profile());
     with_secrets(&place);
     let mut request = place.request(&profile);
-    let open = says(&request, READS).await;
+    let open = script_output(&request, READS).await;
     assert_eq!(open, "secret\n".repeat(4), "without a mask all are read");
     let hidden = [".env", "deep/deeper/key.pem", "vault"];
     request.extra_mounts.hidden = hidden.map(str::to_owned).to_vec();
-    let seen = says(&request, READS).await;
+    let seen = script_output(&request, READS).await;
     assert_eq!(seen.matches("Permission denied").count(), 3, "{seen}");
     assert_eq!(seen.matches("secret").count(), 1, "{seen}");
     // Each of these would lead to the text if it did what it says.
@@ -105,7 +105,10 @@ async fn what_is_no_longer_where_it_was_hidden_lets_nothing_start() {
     }
     // The agent could open it again, where the directory is its own.
     request.extra_mounts.hidden = vec!["deep/deeper/key.pem".to_owned()];
-    assert_eq!(says(&request, "chmod 0 deep && echo shut").await, "shut\n");
+    assert_eq!(
+        script_output(&request, "chmod 0 deep && echo shut").await,
+        "shut\n"
+    );
     let refused = run(walled(&request, "true")).await.unwrap_err();
     assert!(refused.to_string().contains("hide"), "{refused}");
 }
@@ -138,13 +141,13 @@ async fn a_slice_shows_its_paths_alone_and_takes_nothing() {
                   'mkdir d' 'chmod 777 shown/text' 'mv shown/text x'; do \
                   $c 2>/dev/null && echo could $c; done; (echo x >> shown/text) 2>/dev/null && \
                   echo wrote; true";
-    let seen = says(&request, script).await;
+    let seen = script_output(&request, script).await;
     let expect = ".\n./deep\n./deep/deeper\n./deep/deeper/key.pem\n./shown\n./shown/text\n\
                   1000\n1000\nsecret\n";
     assert_eq!(seen, expect);
     let mut masked = request.clone();
     masked.extra_mounts.hidden = vec!["deep/deeper/key.pem".to_owned()];
-    let seen = says(&masked, "cat deep/deeper/key.pem 2>&1; true").await;
+    let seen = script_output(&masked, "cat deep/deeper/key.pem 2>&1; true").await;
     assert!(seen.contains("Permission denied"), "{seen}");
 }
 
@@ -154,7 +157,7 @@ async fn a_part_that_is_replaced_after_it_was_looked_at_is_refused() {
     with_secrets(&place);
     let from = place.path("workspace");
     let request = sliced(&place.request(&profile), &from, &["shown"]);
-    assert_eq!(says(&request, "ls").await, "shown\n");
+    assert_eq!(script_output(&request, "ls").await, "shown\n");
     fs::rename(from.join("shown"), from.join("was")).unwrap();
     std::os::unix::fs::symlink("/etc", from.join("shown")).unwrap();
     let failed = spawner().spawn(walled(&request, "ls")).await.unwrap_err();
@@ -189,7 +192,7 @@ async fn a_slice_of_twenty_thousand_files_is_there_at_once() {
             } else {
                 sliced(&request, &from, &["big"])
             };
-            says(&request, "true").await;
+            script_output(&request, "true").await;
             times.push(began.elapsed());
         }
     }
@@ -205,7 +208,10 @@ async fn a_slice_of_twenty_thousand_files_is_there_at_once() {
     let copied = copy::create(&state, &session, &root, &Listing::Everything, None, bounds).unwrap();
     let copy = began.elapsed();
     let counted = sliced(&request, &from, &["big"]);
-    assert_eq!(says(&counted, "find . -type f | wc -l").await, "20000\n");
+    assert_eq!(
+        script_output(&counted, "find . -type f | wc -l").await,
+        "20000\n"
+    );
     assert_eq!(copied.files, 20_000);
     println!(
         "20000 files: walls {empty:?} without, {slice:?} with the slice (median of 9), copy {copy:?}: {:.0} times the slice's own {:?}",
@@ -290,7 +296,7 @@ async fn what_an_agent_moves_stays_hidden_from_the_next_session() {
     let work = "set -e; echo new > deep/new; mkdir deep/d; \
                 perl -e 'rename \"deep/new\", \"deep/d/new\" or die $!'; rm -r deep/d; \
                 echo x > top; mv top deep/top; cat deep/top; readlink prod.pem; ls deep/deeper";
-    assert_eq!(says(&request, work).await, "x\nhop\nkey.pem\n");
+    assert_eq!(script_output(&request, work).await, "x\nhop\nkey.pem\n");
 }
 
 #[tokio::test]
@@ -302,9 +308,9 @@ async fn another_name_of_a_hidden_file_is_hidden_too() {
     fs::hard_link(at("vault/inner"), at("planted-too")).unwrap();
     let mut request = place.request(&profile);
     let reads = "cat shown/planted planted-too shown/text 2>&1; true";
-    assert_eq!(says(&request, reads).await, "secret\n".repeat(3));
+    assert_eq!(script_output(&request, reads).await, "secret\n".repeat(3));
     masked(&mut request, &[".env", "vault"], WorkspaceView::ReadOnly);
-    let seen = says(&request, reads).await;
+    let seen = script_output(&request, reads).await;
     assert_eq!(seen.matches("Permission denied").count(), 2, "{seen}");
     assert_eq!(seen.matches("secret").count(), 1, "{seen}");
 }
@@ -331,15 +337,18 @@ async fn a_program_of_the_host_is_not_reached_by_its_socket_in_the_workspace() {
         }
     });
     let mut request = place.request(&profile);
-    assert_eq!(says(&request, CONNECTS).await, "at your service\n");
+    assert_eq!(script_output(&request, CONNECTS).await, "at your service\n");
     masked(&mut request, &["nothing"], WorkspaceView::Writable);
     assert_eq!(request.extra_mounts.hidden, ["run/agent.sock"]);
-    assert_eq!(says(&request, CONNECTS).await, "no: Permission denied\n");
+    assert_eq!(
+        script_output(&request, CONNECTS).await,
+        "no: Permission denied\n"
+    );
     let moved = format!(
         "(mv run moved; mv run/agent.sock run/x; rm -f run/agent.sock) 2>/dev/null; {CONNECTS}"
     );
     assert!(
-        says(&request, &moved)
+        script_output(&request, &moved)
             .await
             .ends_with("no: Permission denied\n")
     );
@@ -348,9 +357,12 @@ async fn a_program_of_the_host_is_not_reached_by_its_socket_in_the_workspace() {
         tree.access = marshal_wire::shim::MountAccess::Ro;
     }
     request.extra_mounts = ExtraMounts::none();
-    assert_eq!(says(&request, CONNECTS).await, "at your service\n");
+    assert_eq!(script_output(&request, CONNECTS).await, "at your service\n");
     masked(&mut request, &["nothing"], WorkspaceView::ReadOnly);
-    assert_eq!(says(&request, CONNECTS).await, "no: Permission denied\n");
+    assert_eq!(
+        script_output(&request, CONNECTS).await,
+        "no: Permission denied\n"
+    );
 }
 
 /// In a view nothing need be held: what an agent moves is moved in the view, and a program of the
@@ -358,7 +370,7 @@ async fn a_program_of_the_host_is_not_reached_by_its_socket_in_the_workspace() {
 #[tokio::test]
 async fn in_a_writable_view_what_is_hidden_stays_so_and_no_socket_answers() {
     use std::os::unix::fs::PermissionsExt as _;
-    let over = Over::new();
+    let over = OverlayHost::new();
     for path in ["deep/deeper/key.pem", "prod", "run/file"] {
         over.put(path, "secret\n");
     }
@@ -380,8 +392,11 @@ async fn in_a_writable_view_what_is_hidden_stays_so_and_no_socket_answers() {
         assert_eq!(request.extra_mounts.hidden, ["deep/deeper/key.pem", "prod"]);
         assert_eq!(request.extra_mounts.pinned, [""; 0]);
         // Of the three files one is not hidden.
-        assert_eq!(says(&request, tricks).await, "secret\n");
-        assert_eq!(says(&request, CONNECTS).await, "no: Connection refused\n");
+        assert_eq!(script_output(&request, tricks).await, "secret\n");
+        assert_eq!(
+            script_output(&request, CONNECTS).await,
+            "no: Connection refused\n"
+        );
     }
     drop(listener);
 }

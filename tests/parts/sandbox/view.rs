@@ -6,13 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use marshal_config::{self as config, ProcMode};
 use marshal_launch::{self as launch, Spawner};
 
-use crate::children::{self, Place, ids, is_root, profile, run, says, walled};
+use crate::children::{self, Place, ids, is_root, profile, run, script_output, walled};
 use crate::programs::install;
 
 #[tokio::test]
 async fn the_root_is_small_and_read_only() {
     let (place, profile) = (Place::new(), profile());
-    let seen = says(
+    let seen = script_output(
         &place.request(&profile),
         "cd /; echo *; ls -a /root /sys /var 2>&1; true",
     )
@@ -42,7 +42,7 @@ async fn the_root_is_small_and_read_only() {
                   ls /etc/shadow /etc/no-such-name 2>/dev/null; head -c 3 /dev/zero | od -An -tx1; \
                   echo x > /dev/null && echo done";
     assert_eq!(
-        says(&place.request(&profile), script).await,
+        script_output(&place.request(&profile), script).await,
         " 00 00 00\ndone\n"
     );
 }
@@ -50,7 +50,7 @@ async fn the_root_is_small_and_read_only() {
 #[tokio::test]
 async fn every_mount_is_nosuid_and_only_four_places_are_writable() {
     let (place, profile) = (Place::new(), profile());
-    let table = says(&place.request(&profile), "cat /proc/self/mountinfo").await;
+    let table = script_output(&place.request(&profile), "cat /proc/self/mountinfo").await;
     let mut writable = Vec::new();
     for line in table.lines() {
         let fields: Vec<&str> = line.split(' ').collect();
@@ -76,7 +76,7 @@ async fn home_and_workspace_are_the_hosts_directories_and_tmp_is_private() {
     let script = "pwd; echo a > /home/agent/h; echo b > w; echo c > /tmp/t; echo d > /dev/shm/s; \
                   stat -c %u:%g /home/agent/h w /tmp/t /home/agent /workspace; \
                   stat -c %a /tmp; hostname 2>/dev/null || cat /etc/hostname";
-    let seen = says(&place.request(&profile), script).await;
+    let seen = script_output(&place.request(&profile), script).await;
     assert_eq!(
         seen,
         format!("/workspace\n{}1777\ntest-0\n", "1000:1000\n".repeat(5))
@@ -88,7 +88,7 @@ async fn home_and_workspace_are_the_hosts_directories_and_tmp_is_private() {
     }
     assert!(!std::path::Path::new("/tmp/t").exists());
     assert_eq!(
-        says(&place.request(&profile), "ls -A /tmp /dev/shm").await,
+        script_output(&place.request(&profile), "ls -A /tmp /dev/shm").await,
         "/dev/shm:\n\n/tmp:\n"
     );
 }
@@ -117,7 +117,10 @@ async fn proc_has_only_processes_or_is_masked() {
     let place = Place::new();
     let pid_only = profile();
     let script = "cd /proc; ls -d sys meminfo kcore sysrq-trigger 2>/dev/null; echo -";
-    assert_eq!(says(&place.request(&pid_only), script).await, "-\n");
+    assert_eq!(
+        script_output(&place.request(&pid_only), script).await,
+        "-\n"
+    );
     let masked = config::Sandbox {
         proc_mode: ProcMode::Masked,
         ..profile()
@@ -129,7 +132,10 @@ async fn proc_has_only_processes_or_is_masked() {
                   for f in sys/kernel/core_pattern sys/kernel/hostname sysrq-trigger \
                   sys/net/ipv4/ip_forward; do \
                   [ ! -c $f ] && (echo 1 > $f) 2>/dev/null && echo wrote $f; done; echo -";
-    assert_eq!(says(&place.request(&masked), script).await, "MemTotal\n-\n");
+    assert_eq!(
+        script_output(&place.request(&masked), script).await,
+        "MemTotal\n-\n"
+    );
 }
 
 #[tokio::test]
@@ -138,7 +144,10 @@ async fn marshal_itself_is_inside_and_cannot_be_changed() {
     let script = "[ -x /run/marshal/marshal ] && /run/marshal/marshal --version > /dev/null 2>&1; \
                   [ $? -ne 126 ] && [ $? -ne 127 ] && cmp /run/marshal/marshal /proc/1/exe \
                   2>/dev/null; (: >> /run/marshal/marshal) 2>/dev/null || echo sealed";
-    assert_eq!(says(&place.request(&profile), script).await, "sealed\n");
+    assert_eq!(
+        script_output(&place.request(&profile), script).await,
+        "sealed\n"
+    );
 }
 
 #[tokio::test]
@@ -169,7 +178,7 @@ async fn root_needs_no_way_to_its_binary_for_the_slots_user() {
 #[tokio::test]
 async fn only_the_etc_files_that_were_named_are_there() {
     let (place, profile) = (Place::new(), profile());
-    let seen = says(
+    let seen = script_output(
         &place.request(&profile),
         "ls /etc; getent passwd agent; getent hosts localhost",
     )
@@ -235,7 +244,7 @@ async fn mounts_below_are_sealed() {
          grep -c shared: /proc/self/mountinfo; true"
     );
     assert_eq!(
-        says(&place.request(&profile), &script).await,
+        script_output(&place.request(&profile), &script).await,
         "file\nRead-only\n1\n0\n"
     );
 }

@@ -8,7 +8,7 @@ use marshal_launch::Stage;
 use marshal_sandbox::{SandboxRequest, Tree};
 use marshal_wire::shim::MountAccess;
 
-use crate::children::{Place, give, ids, is_root, profile, says, spawner, walled};
+use crate::children::{Place, give, ids, is_root, profile, script_output, spawner, walled};
 
 fn shared<'a>(
     place: &Place,
@@ -48,7 +48,7 @@ async fn a_read_only_workspace_shows_its_owners_files_and_takes_nothing() {
                       for c in 'touch new' 'rm -f private' 'chmod 644 private' 'mv private other'; \
                       do $c 2>/dev/null && echo could $c; done; \
                       (echo x >> private) 2>/dev/null && echo wrote; true";
-        let seen = says(&request, script).await;
+        let seen = script_output(&request, script).await;
         assert_eq!(seen, "text\n1000:1000\n1000:1000\n", "{owner:?}");
         let found = fs::metadata(place.path("shared/private")).unwrap();
         if is_root() {
@@ -68,7 +68,10 @@ async fn writes_to_a_shared_workspace_are_its_owners() {
     let request = shared(&place, &profile, owner, MountAccess::Rw);
     let script = "echo more >> private; echo y > new; mkdir d; stat -c %u:%g new d; \
                   chown 0 new 2>/dev/null && echo chowned; true";
-    assert_eq!(says(&request, script).await, "1000:1000\n1000:1000\n");
+    assert_eq!(
+        script_output(&request, script).await,
+        "1000:1000\n1000:1000\n"
+    );
     for name in ["private", "new", "d"] {
         let found = fs::metadata(place.path("shared").join(name)).unwrap();
         assert_eq!((found.uid(), found.gid()), owner, "{name}");
@@ -121,11 +124,11 @@ async fn another_directory_at_the_planned_path_is_refused() {
         let meta = fs::metadata(&tree.path).unwrap();
         tree.identity = Some((meta.dev(), meta.ino()));
     }
-    assert_eq!(says(&request, "cat private").await, "text\n");
+    assert_eq!(script_output(&request, "cat private").await, "text\n");
     fs::rename(place.path("shared"), place.path("moved")).unwrap();
     std::os::unix::fs::symlink(place.path("moved"), place.path("shared")).unwrap();
     // The link leads to the same directory: it is the directory that counts.
-    assert_eq!(says(&request, "cat private").await, "text\n");
+    assert_eq!(script_output(&request, "cat private").await, "text\n");
     fs::remove_file(place.path("shared")).unwrap();
     fs::create_dir(place.path("shared")).unwrap();
     let failed = spawner().spawn(walled(&request, "true")).await.unwrap_err();
@@ -166,6 +169,6 @@ async fn nested_binds() {
     profile.ro_bind.push(place.path("outer/inner"));
     for _ in 0..3 {
         let request = place.request(&profile);
-        assert_eq!(says(&request, "echo here").await, "here\n");
+        assert_eq!(script_output(&request, "echo here").await, "here\n");
     }
 }

@@ -12,11 +12,11 @@ use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::sim::dice::Dice;
 use crate::sim::host::Machine;
 use crate::sim::ledger::Ledger;
+use crate::sim::protocol::{ChildInput, Speech, Tongue};
+use crate::sim::random::Dice;
 use crate::sim::script::{Act, Birth, Manners, Nature};
-use crate::sim::tongue::{Speech, Told, Tongue};
 use crate::sim::world::Twist;
 
 /// What a child holds.
@@ -28,7 +28,7 @@ pub(crate) struct Wires {
 }
 
 /// What a child waits for.
-enum Heard {
+enum WaitResult {
     Line(String),
     Eof,
     Time,
@@ -119,9 +119,9 @@ impl Agent {
                 None => EVER,
             };
             match self.attend(pause).await? {
-                Heard::Line(line) => self.hear(&line).await?,
-                Heard::Eof => self.heard_the_end().await?,
-                Heard::Time => {
+                WaitResult::Line(line) => self.hear(&line).await?,
+                WaitResult::Eof => self.heard_the_end().await?,
+                WaitResult::Time => {
                     if self.waits_for.take().is_none() {
                         self.act().await?;
                     }
@@ -161,8 +161,8 @@ impl Agent {
             return Ok(());
         }
         // Whoever refuses a version writes nothing but a goodbye.
-        while let Heard::Line(line) = self.attend(EVER).await? {
-            if !matches!(self.speech.hear(&line, version), Told::Goodbye) {
+        while let WaitResult::Line(line) = self.attend(EVER).await? {
+            if !matches!(self.speech.hear(&line, version), ChildInput::Goodbye) {
                 let number = self.number;
                 let fault = format!("child {number} was told {line} after its version was refused");
                 self.ledger.fault(fault);
@@ -175,28 +175,28 @@ impl Agent {
     async fn shake_hands(&mut self, version: u32) -> Result<(), ExitStatus> {
         loop {
             match self.attend(EVER).await? {
-                Heard::Line(line) => match self.speech.hear(&line, version) {
-                    Told::Step(reply, is_last) => {
+                WaitResult::Line(line) => match self.speech.hear(&line, version) {
+                    ChildInput::Step(reply, is_last) => {
                         self.say(&reply).await?;
                         if is_last || version != 1 {
                             return Ok(());
                         }
                     }
-                    Told::Nothing => {}
+                    ChildInput::Nothing => {}
                     told => {
                         let fault = format!("child {} was told {told:?} too early", self.number);
                         self.ledger.fault(fault);
                     }
                 },
-                Heard::Eof => self.heard_the_end().await?,
-                Heard::Time => {}
+                WaitResult::Eof => self.heard_the_end().await?,
+                WaitResult::Time => {}
             }
         }
     }
 
     async fn hear(&mut self, line: &str) -> Result<(), ExitStatus> {
         match self.speech.hear(line, 1) {
-            Told::Prompt(prompt) => {
+            ChildInput::Prompt(prompt) => {
                 if self.acts.is_some() {
                     let fault = format!("child {} was prompted in a turn", self.number);
                     self.ledger.fault(fault);
@@ -212,7 +212,7 @@ impl Agent {
                     self.say(&started).await?;
                 }
             }
-            Told::Answer { request, allowed } => {
+            ChildInput::Answer { request, allowed } => {
                 self.ledger.saw(match allowed {
                     Some(true) => "allowed",
                     Some(false) => "denied",
@@ -227,13 +227,13 @@ impl Agent {
                     self.waits_for = None;
                 }
             }
-            Told::Interrupt => self.interrupted(),
-            Told::Goodbye if self.manners.heeds_goodbye => self.leave(0).await?,
-            Told::Goodbye => self.ledger.saw("deaf to goodbye"),
-            Told::Nothing => {}
+            ChildInput::Interrupt => self.interrupted(),
+            ChildInput::Goodbye if self.manners.heeds_goodbye => self.leave(0).await?,
+            ChildInput::Goodbye => self.ledger.saw("deaf to goodbye"),
+            ChildInput::Nothing => {}
             // In a turn nobody asks.
-            Told::Ping(reply) if self.acts.is_none() => self.say(&reply).await?,
-            Told::Ping(_) | Told::Step(..) | Told::Odd => {
+            ChildInput::Ping(reply) if self.acts.is_none() => self.say(&reply).await?,
+            ChildInput::Ping(_) | ChildInput::Step(..) | ChildInput::Odd => {
                 self.ledger
                     .fault(format!("child {} was told {line}", self.number));
             }
@@ -400,11 +400,11 @@ impl Agent {
         }
     }
 
-    async fn attend(&mut self, time: Duration) -> Result<Heard, ExitStatus> {
+    async fn attend(&mut self, time: Duration) -> Result<WaitResult, ExitStatus> {
         let until = Instant::now() + time;
         loop {
             if let Some(line) = self.lines.pop_front() {
-                return Ok(Heard::Line(line));
+                return Ok(WaitResult::Line(line));
             }
             tokio::select! {
                 biased;
@@ -412,10 +412,10 @@ impl Agent {
                 _ = self.wires.stdin.readable(), if self.reads && !self.at_end => {
                     if self.read() {
                         self.at_end = true;
-                        return Ok(Heard::Eof);
+                        return Ok(WaitResult::Eof);
                     }
                 }
-                () = tokio::time::sleep_until(until) => return Ok(Heard::Time),
+                () = tokio::time::sleep_until(until) => return Ok(WaitResult::Time),
             }
         }
     }

@@ -8,8 +8,8 @@ use marshal_journal::{DiskSpace, Journal, SpaceProbe, Step, Stepper};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use crate::sim::dice::Dice;
 use crate::sim::ledger::Ledger;
+use crate::sim::random::Dice;
 use crate::sim::world::{Twist, Wildness};
 
 /// Answers how much room there is.

@@ -15,8 +15,8 @@ use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::sim::agent::{Agent, Wires};
-use crate::sim::dice::Dice;
 use crate::sim::ledger::Ledger;
+use crate::sim::random::Dice;
 use crate::sim::world::{Twist, Wildness};
 
 #[derive(Debug)]

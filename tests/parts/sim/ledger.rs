@@ -253,7 +253,13 @@ impl Ledger {
 
     /// A watcher was shown events of a session: they are durable now, and nothing is shown twice
     /// or out of order. `after` is the last seq that it was shown before.
-    pub(crate) fn shown(&self, session: &str, first: u64, last: u64, after: Option<u64>) {
+    pub(crate) fn check_shown_events(
+        &self,
+        session: &str,
+        first: u64,
+        last: u64,
+        after: Option<u64>,
+    ) {
         let durable = self.book().one(
             "SELECT coalesce(max(seq), 0) FROM events WHERE session = ?1",
             (session,),

@@ -7,13 +7,13 @@
 
 mod agent;
 mod check;
-mod dice;
 mod disk;
 mod host;
 mod ledger;
-mod life;
+mod protocol;
+mod random;
 mod script;
-mod tongue;
+mod supervisor_life;
 mod world;
 
 use std::collections::BTreeMap;
@@ -114,8 +114,8 @@ fn run_seeds(from: u64, count: u64) -> BTreeMap<&'static str, u64> {
 
 /// Runs a seed; a world that hangs, or panics, still says its seed.
 fn watched(seed: u64, twist: Twist, prints: bool) -> Outcome {
-    struct Says(u64);
-    impl Drop for Says {
+    struct SeedReport(u64);
+    impl Drop for SeedReport {
         fn drop(&mut self) {
             if std::thread::panicking() {
                 tell(&format!(
@@ -126,7 +126,7 @@ fn watched(seed: u64, twist: Twist, prints: bool) -> Outcome {
             }
         }
     }
-    let says = Says(seed);
+    let says = SeedReport(seed);
     let (done, is_done) = std::sync::mpsc::sync_channel::<()>(1);
     std::thread::spawn(move || {
         let ended = is_done.recv_timeout(STUCK);

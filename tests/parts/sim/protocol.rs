@@ -1,4 +1,4 @@
-//! What a simulated child says and understands, in the words of its protocol.
+//! The messages that a simulated child sends and understands, in the form of its protocol.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ pub(crate) enum Tongue {
 
 /// What a child is told.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum ChildInput {
     /// Whether it lives, and what it says to that.
     Ping(String),
     Prompt(String),
@@ -66,7 +66,7 @@ impl Speech {
     }
 
     /// Understands a line. `version` is what it says that it speaks.
-    pub(crate) fn hear(&mut self, line: &str, version: u32) -> Told {
+    pub(crate) fn hear(&mut self, line: &str, version: u32) -> ChildInput {
         let message: Value = serde_json::from_str(line).unwrap_or_default();
         match self.tongue {
             Tongue::Scaiflux => hear_scaiflux(&message),
@@ -74,10 +74,10 @@ impl Speech {
         }
     }
 
-    fn hear_acp(&mut self, message: &Value, version: u32) -> Told {
+    fn hear_acp(&mut self, message: &Value, version: u32) -> ChildInput {
         let reply = |result: Value, is_last| {
             let reply = json!({"jsonrpc": "2.0", "id": message["id"], "result": result});
-            Told::Step(reply.to_string(), is_last)
+            ChildInput::Step(reply.to_string(), is_last)
         };
         match message["method"].as_str() {
             Some("initialize") => reply(
@@ -90,25 +90,25 @@ impl Speech {
             Some("$/ping") => {
                 let error = json!({"code": -32601, "message": "Method not found"});
                 let reply = json!({"jsonrpc": "2.0", "id": message["id"], "error": error});
-                Told::Ping(reply.to_string())
+                ChildInput::Ping(reply.to_string())
             }
-            Some("session/cancel") => Told::Interrupt,
+            Some("session/cancel") => ChildInput::Interrupt,
             // Of a request that nobody waits for any more; it is answered all the same.
-            Some("$/cancel_request") => Told::Nothing,
+            Some("$/cancel_request") => ChildInput::Nothing,
             Some("session/prompt") => {
                 self.prompt = message["id"].clone();
                 let text = &message["params"]["prompt"][0]["text"];
-                Told::Prompt(text.as_str().unwrap_or_default().to_owned())
+                ChildInput::Prompt(text.as_str().unwrap_or_default().to_owned())
             }
-            Some(_) => Told::Odd,
+            Some(_) => ChildInput::Odd,
             None => match (message["id"].as_str(), &message["result"]["outcome"]) {
-                (Some(request), Value::Object(outcome)) => Told::Answer {
+                (Some(request), Value::Object(outcome)) => ChildInput::Answer {
                     request: request.to_owned(),
                     allowed: (outcome.get("outcome") == Some(&json!("selected")))
                         .then(|| outcome.get("optionId") == Some(&json!("yes"))),
                 },
-                _ if message["error"].is_object() => Told::Nothing,
-                _ => Told::Odd,
+                _ if message["error"].is_object() => ChildInput::Nothing,
+                _ => ChildInput::Odd,
             },
         }
     }
@@ -244,16 +244,16 @@ impl Speech {
     }
 }
 
-fn hear_scaiflux(message: &Value) -> Told {
+fn hear_scaiflux(message: &Value) -> ChildInput {
     let text = |key: &str| message[key].as_str().unwrap_or_default().to_owned();
     match text("type").as_str() {
-        "prompt" => Told::Prompt(text("text")),
-        "permission_response" => Told::Answer {
+        "prompt" => ChildInput::Prompt(text("text")),
+        "permission_response" => ChildInput::Answer {
             request: text("request_id"),
             allowed: Some(text("decision") == "allow"),
         },
-        "interrupt" => Told::Interrupt,
-        "shutdown" => Told::Goodbye,
-        _ => Told::Odd,
+        "interrupt" => ChildInput::Interrupt,
+        "shutdown" => ChildInput::Goodbye,
+        _ => ChildInput::Odd,
     }
 }

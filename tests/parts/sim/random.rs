@@ -1,4 +1,4 @@
-//! Chance of the simulation: one row of numbers from one seed (SplitMix64).
+//! The random numbers of the simulation: one sequence from one seed (SplitMix64).
 
 use std::time::Duration;
 

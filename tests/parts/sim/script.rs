@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use marshal_model::ExitStatus;
 
-use crate::sim::dice::Dice;
+use crate::sim::random::Dice;
 use crate::sim::world::Wildness;
 
 /// How a child begins.

@@ -1,5 +1,5 @@
 //! One life of a supervisor: the real fleet over the real journal, with a simulated machine and
-//! disk, disturbed from outside, to its end or to a kill at any moment.
+//! disk. It is disturbed from outside until it ends, or is killed at any moment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 
-use crate::sim::dice::Dice;
 use crate::sim::disk::{Disk, probe};
 use crate::sim::host::Machine;
 use crate::sim::ledger::{Ledger, Task};
+use crate::sim::random::Dice;
 use crate::sim::world::{self, World};
 
 /// No life may take longer, by its own clock.
@@ -382,7 +382,7 @@ async fn watch(mut notices: broadcast::Receiver<FleetEvent>, ledger: Arc<Ledger>
             Err(RecvError::Closed) => return,
         };
         let after = last_of.insert(session.clone(), last);
-        ledger.shown(session.as_str(), first, last, after);
+        ledger.check_shown_events(session.as_str(), first, last, after);
     }
 }
 

@@ -10,9 +10,9 @@ use marshal_fleet::LoadedPolicy;
 use marshal_policy::Policy;
 use marshal_policy::extract::{self, Extractor};
 
-use crate::sim::dice::Dice;
 use crate::sim::ledger::Ledger;
-use crate::sim::{check, life};
+use crate::sim::random::Dice;
+use crate::sim::{check, supervisor_life};
 
 /// What is broken on purpose, to see that it is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,7 +104,7 @@ pub(crate) fn run(seed: u64, twist: Twist, prints: bool) -> Outcome {
     let lives = dice.pick(&[1, 1, 2, 2, 3]);
     for number in 1..=lives {
         let is_last = number == lives;
-        life::live(&mut world, &mut dice, is_last);
+        supervisor_life::live(&mut world, &mut dice, is_last);
         check::database(&world, is_last);
     }
     let book = world.ledger.book();

@@ -26,7 +26,7 @@ pub(crate) fn by(name: &str) -> Origin {
     Origin::new(Author::new(AuthorKind::Agent, name))
 }
 
-pub(crate) fn given(text: &str) -> FileData {
+pub(crate) fn text_file(text: &str) -> FileData {
     FileData {
         content: Content::from(text.as_bytes()),
         exec: false,
@@ -44,7 +44,7 @@ pub(crate) async fn put(
             &ws(),
             &path(name),
             base,
-            given(text),
+            text_file(text),
             by("ann"),
             Cause::Write,
         )
@@ -80,7 +80,7 @@ pub(crate) async fn life_of_a_file(store: Store) {
     (origin.turn, origin.task) = (Some("t1".into()), Some("k1".into()));
     let run = FileData {
         exec: true,
-        ..given("two\n")
+        ..text_file("two\n")
     };
     let second = store
         .put(
@@ -252,7 +252,14 @@ pub(crate) async fn names_and_pages(store: Store) {
     let mut long = by("x");
     long.turn = Some("t\0".into());
     let refused = store
-        .put(&ws(), &path("n"), Base::Any, given(""), long, Cause::Write)
+        .put(
+            &ws(),
+            &path("n"),
+            Base::Any,
+            text_file(""),
+            long,
+            Cause::Write,
+        )
         .await;
     assert!(matches!(refused, Err(StoreError::Name(_))));
 }
@@ -266,18 +273,22 @@ pub(crate) async fn what_is_found_on_disk(store: Store) {
             .expect("observed")
     };
     assert_eq!(observe("f", None).await, None);
-    let first = observe("f", Some(given("x"))).await.expect("v1");
+    let first = observe("f", Some(text_file("x"))).await.expect("v1");
     assert_eq!((first.v, first.cause), (1, Cause::Observed));
     assert_eq!(first.origin.author.kind, AuthorKind::Observed);
-    assert_eq!(observe("f", Some(given("x"))).await, None, "known already");
+    assert_eq!(
+        observe("f", Some(text_file("x"))).await,
+        None,
+        "known already"
+    );
     let run = FileData {
         exec: true,
-        ..given("x")
+        ..text_file("x")
     };
     assert_eq!(observe("f", Some(run)).await.expect("v2").v, 2);
     put(&store, "f", Base::At(2), "y").await.expect("v3");
     assert_eq!(
-        observe("f", Some(given("y"))).await,
+        observe("f", Some(text_file("y"))).await,
         None,
         "written through the store"
     );

@@ -234,19 +234,19 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
                     let msg = msg.as_ref().map(|msg| format!("{msg}\n"));
                     assert_eq!(Some(said), msg, "{}", transcript.name);
                 } else if let Some(msg) = msg {
-                    assert_eq!(talk.written().get(written), Some(&msg.as_str()));
+                    assert_eq!(talk.written_lines().get(written), Some(&msg.as_str()));
                     written += 1;
                 }
             }
             Part::ToAgent(msg) => {
-                assert_eq!(talk.written().get(written), Some(&msg.as_str()));
+                assert_eq!(talk.written_lines().get(written), Some(&msg.as_str()));
                 written += 1;
             }
             Part::Eof => talk.eof(),
         }
     }
     if !is_scaiflux {
-        assert_eq!(talk.written().len(), written, "{}", transcript.name);
+        assert_eq!(talk.written_lines().len(), written, "{}", transcript.name);
     }
     talk
 }
@@ -254,7 +254,7 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
 #[test]
 fn the_corpus_gives_the_events_written_down() {
     for transcript in transcripts() {
-        let told = play(&transcript, || usize::MAX).told();
+        let told = play(&transcript, || usize::MAX).effects_text();
         let name = match transcript.dialect {
             DialectName::Scaiflux => transcript.name.clone(),
             other => format!("{other}-{}", transcript.name),
@@ -268,27 +268,37 @@ fn the_table_that_says_the_same_gives_the_same_events() {
     // Of two objects on a line, of which the first lacks a member, either may be said to be wrong.
     let bad = r#" {"type":"text_delta"}{"type":"text_delta"}"#;
     for mut transcript in of(DialectName::Scaiflux) {
-        let told = play(&transcript, || usize::MAX).told();
+        let told = play(&transcript, || usize::MAX).effects_text();
         let told = told.replace(&format!("bad_shape{bad}"), &format!("bad_json{bad}"));
         transcript.dialect = DialectName::Custom;
-        let by_table = play(&transcript, || usize::MAX).told();
+        let by_table = play(&transcript, || usize::MAX).effects_text();
         assert_eq!(by_table, told, "{}", transcript.name);
-        assert_eq!(play(&transcript, || 7).told(), told, "{}", transcript.name);
+        assert_eq!(
+            play(&transcript, || 7).effects_text(),
+            told,
+            "{}",
+            transcript.name
+        );
     }
 }
 
 #[test]
 fn the_events_are_the_same_split_at_every_byte() {
     for transcript in transcripts() {
-        let whole = play(&transcript, || usize::MAX).told();
-        assert_eq!(play(&transcript, || 1).told(), whole, "{}", transcript.name);
+        let whole = play(&transcript, || usize::MAX).effects_text();
+        assert_eq!(
+            play(&transcript, || 1).effects_text(),
+            whole,
+            "{}",
+            transcript.name
+        );
         let longest = transcript.parts.iter().map(|part| match part {
             Part::FromAgent(bytes) => bytes.len(),
             Part::Wanted(..) | Part::ToAgent(_) | Part::Eof => 0,
         });
         for at in 1..longest.max().unwrap_or(0) {
             let mut pieces = [at, usize::MAX].into_iter().cycle();
-            let split = play(&transcript, || pieces.next().unwrap()).told();
+            let split = play(&transcript, || pieces.next().unwrap()).effects_text();
             assert_eq!(split, whole, "{} split at {at}", transcript.name);
         }
     }
@@ -297,11 +307,11 @@ fn the_events_are_the_same_split_at_every_byte() {
 #[test]
 fn the_events_are_the_same_in_random_chunks() {
     for transcript in transcripts() {
-        let whole = play(&transcript, || usize::MAX).told();
+        let whole = play(&transcript, || usize::MAX).effects_text();
         for seed in 0..200 {
             let mut random = StdRng::seed_from_u64(seed);
             let most = random.random_range(1..400);
-            let chunked = play(&transcript, || random.random_range(1..=most)).told();
+            let chunked = play(&transcript, || random.random_range(1..=most)).effects_text();
             assert_eq!(chunked, whole, "{} with seed {seed}", transcript.name);
         }
     }

@@ -75,7 +75,7 @@ fn update() -> impl Strategy<Value = String> {
     })
 }
 
-fn asked() -> impl Strategy<Value = String> {
+fn permission_request() -> impl Strategy<Value = String> {
     let options = pick(&[
         "{\"optionId\":\"y\",\"kind\":\"allow_once\"},{\"optionId\":\"n\",\"kind\":\"reject_once\"}",
         "{\"optionId\":\"ever\",\"kind\":\"allow_always\"}",
@@ -116,7 +116,7 @@ fn step() -> impl Strategy<Value = Step> {
         "\"id\":{},\"method\":\"x\"",
     ])
     .prop_map(str::to_owned);
-    let line = prop_oneof![4 => update(), 4 => asked(), 3 => reply(), 1 => other];
+    let line = prop_oneof![4 => update(), 4 => permission_request(), 3 => reply(), 1 => other];
     let line = line.prop_map(|fields| format!("{{{fields}}}\n").into_bytes());
     step_of(10, line, IDS.len())
 }

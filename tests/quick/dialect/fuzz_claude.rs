@@ -41,7 +41,7 @@ fn request() -> impl Strategy<Value = String> {
 }
 
 /// A request that can be read.
-fn asked() -> impl Strategy<Value = String> {
+fn permission_request() -> impl Strategy<Value = String> {
     prop::sample::select(&IDS[..]).prop_map(|id| {
         format!("\"type\":\"control_request\",\"request_id\":\"{id}\",\"request\":{{\"subtype\":\"can_use_tool\",\"tool_name\":\"Bash\",\"input\":{{ \"command\":\"{id}\"}}}}")
     })
@@ -65,7 +65,7 @@ fn reply() -> impl Strategy<Value = String> {
     })
 }
 
-fn said() -> impl Strategy<Value = String> {
+fn agent_message() -> impl Strategy<Value = String> {
     pick(&[
         "\"type\":\"system\",\"subtype\":\"init\",\"session_id\":\"00000000-0000-7000-8000-000000000000\"",
         "\"type\":\"system\",\"subtype\":\"init\",\"session_id\":\"other\"",
@@ -94,7 +94,8 @@ fn said() -> impl Strategy<Value = String> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let line = prop_oneof![5 => said(), 3 => asked(), 2 => request(), 2 => reply()];
+    let line =
+        prop_oneof![5 => agent_message(), 3 => permission_request(), 2 => request(), 2 => reply()];
     let line = line.prop_map(|fields| format!("{{{fields}}}\n").into_bytes());
     step_of(12, line, IDS.len())
 }

@@ -120,7 +120,7 @@ fn notified() -> impl Strategy<Value = String> {
     ]
 }
 
-fn asked() -> impl Strategy<Value = String> {
+fn permission_request() -> impl Strategy<Value = String> {
     let method = pick(&[
         "item/commandExecution/requestApproval",
         "item/commandExecution/requestApproval",
@@ -186,7 +186,7 @@ fn reply() -> impl Strategy<Value = String> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let line = prop_oneof![5 => notified(), 4 => asked(), 3 => reply()];
+    let line = prop_oneof![5 => notified(), 4 => permission_request(), 3 => reply()];
     let line = line.prop_map(|fields| format!("{{{fields}}}\n").into_bytes());
     step_of(10, line, IDS.len())
 }
@@ -251,7 +251,7 @@ impl Promises {
             Effect::RequestWithdrawn(key) => {
                 assert!(self.open.remove(&key.id), "withdrawn, but not open");
             }
-            Effect::Write(bytes) => self.written(bytes),
+            Effect::Write(bytes) => self.check_written_line(bytes),
             Effect::Event(Event::TurnStarted { .. }) => {
                 assert!(self.running && !self.started);
                 self.started = true;
@@ -276,7 +276,7 @@ impl Promises {
         }
     }
 
-    fn written(&mut self, bytes: &[u8]) {
+    fn check_written_line(&mut self, bytes: &[u8]) {
         let (newline, body) = bytes.split_last().unwrap();
         assert!(*newline == b'\n' && !body.contains(&b'\n'));
         let said: serde_json::Value = serde_json::from_slice(body).unwrap();
@@ -357,7 +357,7 @@ fn a_turn_that_waits_is_begun_again_whatever_is_asked_meanwhile() {
             talk.chunk(line);
         }
         talk.after(Duration::from_secs(60));
-        let begun = talk.written();
+        let begun = talk.written_lines();
         let begun = begun.iter().filter(|line| line.contains("turn/start"));
         assert_eq!(begun.count(), 2, "{:?}", talk.effects);
         Promises::hold(&talk.effects);

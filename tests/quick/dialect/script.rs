@@ -54,7 +54,7 @@ impl Conversation {
     }
 
     /// Everything that was written so far, line by line.
-    pub(crate) fn written(&self) -> Vec<&str> {
+    pub(crate) fn written_lines(&self) -> Vec<&str> {
         let lines = self.effects.iter().filter_map(|effect| match effect {
             Effect::Write(bytes) => std::str::from_utf8(bytes).unwrap().strip_suffix('\n'),
             _ => None,
@@ -115,7 +115,7 @@ impl Conversation {
     }
 
     /// What came out so far, one effect a line.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn effects_text(&self) -> String {
         let mut out = String::new();
         for effect in &self.effects {
             writeln!(out, "{}", describe(effect)).unwrap();
@@ -187,7 +187,7 @@ pub(crate) fn play(talk: &mut Conversation, script: &str) -> String {
             _ => panic!("{line:?} is no line of a script"),
         }
     }
-    talk.told() + &refusals
+    talk.effects_text() + &refusals
 }
 
 /// The answer to a request to the client.

@@ -44,9 +44,9 @@ fn only_version_1_passes_and_nothing_is_written_before() {
         let mut talk = talk();
         let hello = HELLO.replace("\"protocol\":1", &format!("\"protocol\":{version}"));
         talk.chunk(format!("{hello}\n").as_bytes());
-        let told = talk.told();
+        let told = talk.effects_text();
         assert!(told.contains("this supervisor speaks version 1"), "{told}");
-        assert_eq!(talk.written(), [""; 0]);
+        assert_eq!(talk.written_lines(), [""; 0]);
     }
 }
 
@@ -73,7 +73,7 @@ fn a_prompt_becomes_a_commands_file_and_its_result_the_end() {
         talk.command(prompt()).expect("sent");
         talk.chunk(b"{\"type\":\"output\",\"command\":\"cmd_4_w-1\",\"text\":\"1\\n\"}\n");
         talk.chunk(format!("{}\n", result(status)).as_bytes());
-        let told = talk.told();
+        let told = talk.effects_text();
         let end = told.lines().last().expect("an end");
         assert!(end.contains(outcome) && end.contains("why"), "{told}");
         assert!(told.contains("text '1"), "{told}");
@@ -127,7 +127,11 @@ fn cancel_names_its_command_once_and_goodbye_stops_our_own_runner_only() {
     let mut theirs = self::talk();
     theirs.chunk(format!("{THEIRS}\n{IDLE}\n{{\"type\":\"heartbeat\"}}\n").as_bytes());
     assert_eq!(theirs.command(Command::Goodbye), Ok(String::new()));
-    assert!(theirs.told().contains("close input"), "{}", theirs.told());
+    assert!(
+        theirs.effects_text().contains("close input"),
+        "{}",
+        theirs.effects_text()
+    );
 }
 
 #[test]
@@ -141,13 +145,25 @@ fn somebody_elses_runner_must_show_that_it_lives() {
     talk.chunk(b"{\"type\":\"heartbeat\"}\n");
     assert!(talk.command(prompt()).is_ok());
     // No lease for it that nobody wants.
-    assert!(talk.written().iter().all(|line| !line.contains("lease")));
+    assert!(
+        talk.written_lines()
+            .iter()
+            .all(|line| !line.contains("lease"))
+    );
     // While a command runs it may be silent; afterwards not.
     talk.after(Duration::from_secs(3600));
-    assert!(!talk.told().contains("sign of life"), "{}", talk.told());
+    assert!(
+        !talk.effects_text().contains("sign of life"),
+        "{}",
+        talk.effects_text()
+    );
     talk.chunk(format!("{}\n", result("ok")).as_bytes());
     talk.after(Duration::from_secs(3600));
-    assert!(talk.told().contains("no sign of life"), "{}", talk.told());
+    assert!(
+        talk.effects_text().contains("no sign of life"),
+        "{}",
+        talk.effects_text()
+    );
 }
 
 #[test]
@@ -163,7 +179,7 @@ fn a_lease_is_renewed_before_it_expires() {
     let mut talk = Conversation::opened(DialectName::Skillpilot, &opening);
     talk.chunk(format!("{HELLO}\n{IDLE}\n").as_bytes());
     let leases = |talk: &Conversation| {
-        let lines = talk.written().into_iter();
+        let lines = talk.written_lines().into_iter();
         lines
             .filter(|line| line.contains("state/lease.json") && line.contains("\"in_ms\":30000"))
             .count()
@@ -184,7 +200,11 @@ fn a_session_whose_tool_was_started_again_is_not_resumed() {
     };
     let mut ours = Conversation::opened(DialectName::Skillpilot, &opening);
     ours.chunk(format!("{HELLO}\n").as_bytes());
-    assert!(ours.told().contains("remembers nothing"), "{}", ours.told());
+    assert!(
+        ours.effects_text().contains("remembers nothing"),
+        "{}",
+        ours.effects_text()
+    );
     let mut theirs = Conversation::opened(DialectName::Skillpilot, &opening);
     theirs.chunk(format!("{THEIRS}\n{IDLE}\n{{\"type\":\"heartbeat\"}}\n").as_bytes());
     assert!(theirs.command(prompt()).is_ok());
@@ -197,13 +217,17 @@ fn what_is_not_of_the_command_is_told_and_changes_nothing() {
     talk.chunk(b"{\"type\":\"output\",\"command\":\"cmd_3_x\",\"text\":\"no\"}\n");
     talk.chunk(format!("{}\n", result("ok").replace("cmd_4_w-1", "cmd_3_x")).as_bytes());
     talk.chunk(b"{\"type\":\"moved\"}\nno JSON\n");
-    let told = talk.told();
+    let told = talk.effects_text();
     assert_eq!(told.matches("out_of_state").count(), 2, "{told}");
     assert!(told.contains("bad_json"), "{told}");
     assert_eq!(talk.command(prompt()), Err("a turn is running".to_owned()));
     // A file that cannot be put ends what it was for.
     talk.chunk(b"{\"type\":\"refused\",\"path\":\"queue/cmd_4_w-1.json\",\"why\":\"full\"}\n");
-    assert!(talk.told().contains("full"), "{}", talk.told());
+    assert!(
+        talk.effects_text().contains("full"),
+        "{}",
+        talk.effects_text()
+    );
     assert!(talk.command(prompt()).is_ok());
 }
 

@@ -160,7 +160,7 @@ fn broken(wrong: Wrong) -> Box<dyn Machine> {
     })
 }
 
-fn seen(wrong: Wrong) -> Option<String> {
+fn detected_fault(wrong: Wrong) -> Option<String> {
     let played = catch_unwind(AssertUnwindSafe(|| {
         converse(Target::Scaiflux, CONVERSATION, &|| broken(wrong));
     }));
@@ -182,7 +182,7 @@ fn seen(wrong: Wrong) -> Option<String> {
 
 #[test]
 fn a_dialect_that_breaks_a_promise_is_seen() {
-    assert_eq!(seen(Wrong::Nothing), None);
+    assert_eq!(detected_fault(Wrong::Nothing), None);
     for (wrong, says) in [
         (Wrong::AllowsByItself, "allowed by Agent"),
         (Wrong::AllowsADenial, "allowed by Ours"),
@@ -201,7 +201,7 @@ fn a_dialect_that_breaks_a_promise_is_seen() {
         (Wrong::TellsTooMuch, "effects of"),
         (Wrong::KeepsEverything, "bytes of state after a flood"),
     ] {
-        let said = seen(wrong);
+        let said = detected_fault(wrong);
         assert!(
             said.as_ref().is_some_and(|said| said.contains(says)),
             "{wrong:?}: {said:?}"

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use harness::{Target, flood, mutated, parties, run, seeds};
+use harness::{Target, dialects, flood, mutated, run, seeds};
 use marshal_config::DialectName;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -117,7 +117,7 @@ fn work(target: Target, time: Duration, seed: u64, current: &Current, alive: &dy
 fn pour(target: Target, from: &[u8], seed: u64) {
     let poured = catch_unwind(AssertUnwindSafe(|| {
         let mut random = StdRng::seed_from_u64(seed);
-        flood(target, from, &mut random, &|| parties::build(target));
+        flood(target, from, &mut random, &|| dialects::build(target));
     }));
     assert!(
         poured.is_ok(),

@@ -258,7 +258,7 @@ fn home(word: &str) -> String {
     }
 }
 
-fn counted(commands: &[Vec<String>]) -> BTreeMap<&Vec<String>, usize> {
+fn count_commands(commands: &[Vec<String>]) -> BTreeMap<&Vec<String>, usize> {
     let mut out = BTreeMap::new();
     for command in commands {
         *out.entry(command).or_insert(0) += 1;
@@ -301,7 +301,7 @@ fn what_is_called_plain_runs_exactly_as_it_was_read() {
     let mut differences = Vec::new();
     let mut compared = 0;
     for ((text, read), ran) in texts.iter().zip(&read).zip(&ran) {
-        let (read_words, ran_words) = (counted(read), counted(ran));
+        let (read_words, ran_words) = (count_commands(read), count_commands(ran));
         // A redirect that cannot be opened and `||` leave commands out; nothing may come in.
         let partial = text.contains(['<', '>']) || text.contains("||");
         let fits = if partial {

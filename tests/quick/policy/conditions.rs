@@ -1,5 +1,5 @@
-//! Conditions on the occasion, policies that are only tried, and layers of a session: none of them
-//! lowers a verdict that holds without it.
+//! Conditions of the situation, policies on trial, and the layers of a session: none of them lowers a
+//! verdict that holds without it.
 
 use std::collections::BTreeMap;
 

@@ -1,13 +1,13 @@
 //! The policy engine against labelled requests, real bash, and its own mutations.
 
 mod bash;
+mod conditions;
 mod corpus;
 mod denied;
 mod documented;
 mod lint;
 mod load;
 mod mutation;
-mod occasion;
 mod property;
 mod speed;
 mod tree;

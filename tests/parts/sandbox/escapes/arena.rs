@@ -277,7 +277,7 @@ impl Arena {
     }
 
     /// `marshal sandbox exec` with these walls, up to the command.
-    pub(super) fn walls(&self, column: &Column, mode: &str) -> Vec<String> {
+    pub(super) fn sandbox_args(&self, column: &Column, mode: &str) -> Vec<String> {
         let mut words = vec![self.path("bin/marshal").display().to_string()];
         let config = self.path("supervisor.toml").display().to_string();
         let (work, mode) = match mode {
@@ -297,7 +297,7 @@ impl Arena {
     }
 
     /// What the prober is told beside what its decoys say.
-    pub(super) fn told(&self, scratch: &str) -> Vec<String> {
+    pub(super) fn prober_args(&self, scratch: &str) -> Vec<String> {
         let path = |name: &str| self.path(name).display().to_string();
         vec![
             format!("secret={}", self.secret),
@@ -329,9 +329,9 @@ impl Arena {
 
     fn attack(&self, column: &Column, mode: &str, more: &[&str]) -> Outcomes {
         let decoys = Decoys::start(self, &self.command(prober_at(self)), "");
-        let mut words = self.walls(column, mode);
+        let mut words = self.sandbox_args(column, mode);
         words.push("/workspace/prober".to_owned());
-        words.extend(self.told("/workspace"));
+        words.extend(self.prober_args("/workspace"));
         words.extend(decoys.told.clone());
         words.extend(more.iter().map(|&word| word.to_owned()));
         // With a descriptor that nobody closed.
@@ -403,7 +403,7 @@ impl Arena {
             .arg(self.path("other/secret"))
             .arg(prober_at(self))
             .arg(&fifo)
-            .args(self.told(&self.path("scratch").display().to_string()))
+            .args(self.prober_args(&self.path("scratch").display().to_string()))
             .arg(format!("directory={}", self.path("state").display()))
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/bin")

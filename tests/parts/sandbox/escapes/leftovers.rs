@@ -7,23 +7,23 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::arena::{Arena, Column, Who};
-use crate::children::{Place, alive, is_root, profile, says};
+use crate::children::{Place, alive, is_root, profile, script_output};
 
 /// How long everything that was left may take to go.
-const GONE: Duration = Duration::from_secs(30);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn who() -> Who {
     if is_root() { Who::Root } else { Who::User }
 }
 
-fn walls(arena: &Arena, script: &str) -> Command {
+fn sandbox_command(arena: &Arena, script: &str) -> Command {
     let column = Column {
         name: "leftovers",
         who: who(),
         profile: "standard",
         launcher: None,
     };
-    let words = arena.walls(&column, "ro");
+    let words = arena.sandbox_args(&column, "ro");
     let mut command = arena.command(Path::new(&words[0]));
     command.args(&words[1..]).args(["sh", "-c", script]);
     command
@@ -42,7 +42,7 @@ fn a_daemon_ends_with_its_sandbox() {
     let arena = Arena::new(who());
     let token = uuid::Uuid::new_v4().simple().to_string();
     let script = daemon(&token, "");
-    let said = walls(&arena, &script)
+    let said = sandbox_command(&arena, &script)
         .stdin(Stdio::null())
         .output()
         .unwrap();
@@ -54,7 +54,7 @@ fn a_daemon_ends_with_its_sandbox() {
     assert_eq!(String::from_utf8_lossy(&said.stdout), "begun\n");
     let begin = Instant::now();
     let mut left = alive(&token);
-    while left.is_empty() && begin.elapsed() < GONE {
+    while left.is_empty() && begin.elapsed() < CLEANUP_TIMEOUT {
         std::thread::sleep(Duration::from_millis(5));
         left = alive(&token);
     }
@@ -69,9 +69,12 @@ fn a_process_that_holds_the_output_holds_up_nobody() {
     let arena = Arena::new(who());
     let holder = "setsid sleep 100 & echo begun";
     let begin = Instant::now();
-    let said = walls(&arena, holder).stdin(Stdio::null()).output().unwrap();
+    let said = sandbox_command(&arena, holder)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
     assert_eq!(String::from_utf8_lossy(&said.stdout), "begun\n");
-    assert!(begin.elapsed() < GONE, "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < CLEANUP_TIMEOUT, "{:?}", begin.elapsed());
 
     // Without walls its reader waits.
     let begin = Instant::now();
@@ -102,13 +105,13 @@ async fn a_slot_hands_nothing_on_but_home_and_workspace() {
     let request = place.request(&profile);
     let look = "ls -A /tmp /dev/shm; ipcs -m -q -s | grep -c '^0x'; \
         set -- /proc/[0-9]*; echo $#; cat /proc/net/unix 2>/dev/null | grep -c '@left'; true";
-    let clean = says(&request, look).await;
+    let clean = script_output(&request, look).await;
     let leave = "echo x > /tmp/left; echo x > /dev/shm/left; ipcmk -M 64 >/dev/null; \
         ipcmk -Q >/dev/null; setsid sleep 300 >/dev/null 2>&1 & echo x > /home/agent/left; ";
-    let left = says(&request, &format!("{leave} {look}")).await;
+    let left = script_output(&request, &format!("{leave} {look}")).await;
     // The control: in the same life all of it is there.
     assert_ne!(left, clean);
     assert!(left.contains("left"), "{left}");
-    assert_eq!(says(&request, look).await, clean);
-    assert_eq!(says(&request, "cat /home/agent/left").await, "x\n");
+    assert_eq!(script_output(&request, look).await, clean);
+    assert_eq!(script_output(&request, "cat /home/agent/left").await, "x\n");
 }

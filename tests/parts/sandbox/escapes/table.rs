@@ -44,7 +44,7 @@ pub(super) fn compare(
                 .get(column.name)
                 .and_then(|all| all.get(&attempt.name));
             if let Some(outcome) = outcome {
-                check(column.name, place + 3, &shown(outcome));
+                check(column.name, place + 3, &outcome_text(outcome));
             }
         }
     }
@@ -78,7 +78,7 @@ fn rows() -> BTreeMap<&'static str, Vec<&'static str>> {
         .collect()
 }
 
-fn shown(outcome: &Outcome) -> String {
+fn outcome_text(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Through(_) => "**through**".to_owned(),
         Outcome::Blocked(symptom) => symptom.clone(),
@@ -121,7 +121,7 @@ fn write(
             let outcome = columns
                 .get(column.name)
                 .and_then(|all| all.get(&attempt.name));
-            write!(text, " {} |", outcome.map(shown).unwrap_or_default()).unwrap();
+            write!(text, " {} |", outcome.map(outcome_text).unwrap_or_default()).unwrap();
         }
         text.push('\n');
     }

@@ -17,7 +17,7 @@ const KEY: char = '#';
 
 /// Behind the walls, started from a terminal; nothing may be typed there.
 pub(super) fn attack(arena: &Arena, column: &Column) -> Outcomes {
-    let mut words = arena.walls(column, "ro");
+    let mut words = arena.sandbox_args(column, "ro");
     words.push("/workspace/prober".to_owned());
     let text = on_a_terminal(arena, column.who, words, &[]);
     let outcomes = read(&text);

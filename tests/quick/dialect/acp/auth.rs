@@ -53,10 +53,10 @@ fn a_login_in_a_terminal_and_one_that_is_not_offered_need_a_person() {
         talk.chunk(format!("{}\n", &greeting()[2..]).as_bytes());
         let Some(Effect::ChannelFailed(ChannelError::NeedsSetup(said))) = talk.effects.last()
         else {
-            panic!("{}", talk.told());
+            panic!("{}", talk.effects_text());
         };
         assert!(said.contains(why), "{said}");
-        assert_eq!(talk.written().len(), 1, "{}", talk.told());
+        assert_eq!(talk.written_lines().len(), 1, "{}", talk.effects_text());
     }
 }
 

@@ -60,7 +60,7 @@ fn error(id: u64, code: i32, message: &str) -> String {
 
 #[test]
 fn what_a_pool_offers_is_advertised_and_nothing_else() {
-    let told = clean(&offering().told());
+    let told = clean(&offering().effects_text());
     let all = r#""fs":{"readTextFile":true,"writeTextFile":true},"terminal":true"#;
     assert!(told[0].contains(all), "{told:?}");
     // Without an offer each is a method that is not there.
@@ -288,7 +288,7 @@ fn an_answer_is_for_one_request_even_if_its_id_was_forgotten_and_used_again() {
     }
     say(&read(9));
     let said = "a request with this id was sent before";
-    let told = clean(&talk.told());
+    let told = clean(&talk.effects_text());
     assert_eq!(*told.last().unwrap(), error(9, -32600, said));
 }
 

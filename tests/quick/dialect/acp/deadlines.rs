@@ -1,4 +1,4 @@
-//! Deadlines of requests, and the questions that keep a silent agent awake.
+//! Deadlines of requests, and the pings that detect a silent agent.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -37,7 +37,7 @@ fn only_the_integer_1_passes_and_nothing_is_written_to_another_version() {
         talk.chunk(format!("{{\"id\":1,\"result\":{{{theirs}}}}}\n").as_bytes());
         talk.chunk(b"{\"id\":2,\"result\":{\"sessionId\":\"s\"}}\n");
         talk.chunk(b"{\"id\":3,\"method\":\"session/request_permission\"}\n");
-        let told = talk.told();
+        let told = talk.effects_text();
         let fault = format!(
             "fault the agent speaks protocol version {shown}, this supervisor speaks version 1"
         );
@@ -135,7 +135,7 @@ fn the_end_of_stdout_and_a_line_without_end_close_the_channel() {
     );
     let mut talk = Conversation::new(DialectName::Acp);
     talk.chunk(&vec![b'x'; marshal_model::limits::LINE_BYTES + 2]);
-    let told = talk.told();
+    let told = talk.effects_text();
     assert!(
         told.contains("bad too_long xxx")
             && told.contains("fault the agent wrote a line of more than")

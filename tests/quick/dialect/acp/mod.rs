@@ -3,16 +3,16 @@
 //! In a script `< LINE` is the agent's message (its `"jsonrpc"` left out: it is not needed),
 //! `> WORD` ours.
 
-mod alive;
 mod auth;
 mod calls;
-mod chosen;
 mod client;
+mod deadlines;
 mod handshake;
 mod permission_requests;
 mod pins;
 mod prompts;
 mod resume;
+mod session_settings;
 mod turns;
 
 use std::sync::Arc;

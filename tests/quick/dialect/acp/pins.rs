@@ -38,12 +38,16 @@ fn needs(acp: AcpSettings, script: &str, parts: &[&str]) {
         talk.chunk(format!("{}\n", &line.trim()[2..]).as_bytes());
     }
     let Some(Effect::ChannelFailed(ChannelError::NeedsSetup(said))) = talk.effects.last() else {
-        panic!("{}", talk.told());
+        panic!("{}", talk.effects_text());
     };
     for part in parts {
         assert!(said.contains(part), "{part} is not in: {said}");
     }
-    assert!(!talk.told().contains("ready"), "{}", talk.told());
+    assert!(
+        !talk.effects_text().contains("ready"),
+        "{}",
+        talk.effects_text()
+    );
 }
 
 #[test]
@@ -195,7 +199,11 @@ fn a_session_that_opens_in_a_mode_that_skips_questions_is_refused_unless_that_is
         for line in new(fields).lines() {
             talk.chunk(format!("{}\n", &line[2..]).as_bytes());
         }
-        assert!(talk.told().contains("ready"), "{}", talk.told());
+        assert!(
+            talk.effects_text().contains("ready"),
+            "{}",
+            talk.effects_text()
+        );
     }
     // Set to one that asks, it is good.
     check_with(
@@ -218,7 +226,11 @@ fn options_that_say_that_it_asks_are_no_reason_to_refuse_it() {
     for line in asks.lines() {
         talk.chunk(format!("{}\n", &line[2..]).as_bytes());
     }
-    assert!(talk.told().contains("ready"), "{}", talk.told());
+    assert!(
+        talk.effects_text().contains("ready"),
+        "{}",
+        talk.effects_text()
+    );
 }
 
 #[test]
@@ -240,7 +252,11 @@ fn settings_that_cannot_be_read_are_not_taken_for_none() {
         for line in new(fields).lines() {
             talk.chunk(format!("{}\n", &line[2..]).as_bytes());
         }
-        assert!(talk.told().contains("ready"), "{}", talk.told());
+        assert!(
+            talk.effects_text().contains("ready"),
+            "{}",
+            talk.effects_text()
+        );
     }
 }
 
@@ -302,12 +318,16 @@ fn an_agent_that_goes_into_such_a_mode_by_itself_is_ended_at_once() {
                 Some(Effect::ChannelFailed(ChannelError::UnsafeState(_)))
             ),
             "{}",
-            talk.told()
+            talk.effects_text()
         );
     }
     let mut talk = talk_with(AcpSettings::default());
     for line in new(MODES).lines().chain(by_mode("plan").lines()) {
         talk.chunk(format!("{}\n", &line[2..]).as_bytes());
     }
-    assert!(!talk.told().contains("\nfault"), "{}", talk.told());
+    assert!(
+        !talk.effects_text().contains("\nfault"),
+        "{}",
+        talk.effects_text()
+    );
 }

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use super::talk_with;
 use crate::dialect::script::{Conversation, play, played};
 
-fn said(talk: &Conversation, method: &str) -> Vec<Value> {
+fn written_messages(talk: &Conversation, method: &str) -> Vec<Value> {
     let lines = talk
-        .written()
+        .written_lines()
         .into_iter()
         .map(|line| serde_json::from_str(line).unwrap());
     lines
@@ -59,7 +59,7 @@ fn files_are_linked_and_held_only_where_the_agent_takes_that() {
             attachments: Arc::clone(&attached),
         };
         talk.command(command).unwrap();
-        let blocks = &said(&talk, "session/prompt")[0]["params"]["prompt"];
+        let blocks = &written_messages(&talk, "session/prompt")[0]["params"]["prompt"];
         assert_eq!(
             *blocks,
             json!([{"type": "text", "text": "p"}, link, second])
@@ -118,7 +118,10 @@ fn a_denial_whose_prompt_was_not_taken_is_told_before_the_next_one() {
         let mut talk = opened(talk_with(AcpSettings::default()), "");
         let _ = play(&mut talk, &format!("{denied}{more}"));
         let blocks = |said: &Value| said["params"]["prompt"].as_array().map_or(0, Vec::len);
-        let blocks: Vec<_> = said(&talk, "session/prompt").iter().map(blocks).collect();
+        let blocks: Vec<_> = written_messages(&talk, "session/prompt")
+            .iter()
+            .map(blocks)
+            .collect();
         (blocks, talk.untold() != PendingDenials::default())
     };
     for (more, told, is_untold) in [
@@ -217,7 +220,7 @@ fn tool_servers_are_handed_over_with_the_session() {
     let route = [("tools", "http://127.0.0.1:8080/")];
     let talk = opened(with_servers(&route), r#""mcpCapabilities":{"http":true}"#);
     assert_eq!(
-        said(&talk, "session/new")[0]["params"]["mcpServers"],
+        written_messages(&talk, "session/new")[0]["params"]["mcpServers"],
         json!([
             {"name": "files", "command": "/usr/bin/mcp", "args": ["-x"], "env": [{"name": "A", "value": "1"}]},
             {"type": "http", "name": "web", "url": "http://127.0.0.1:8080/mcp", "headers": []},
@@ -238,7 +241,7 @@ fn a_tool_server_that_the_agent_or_the_pool_cannot_reach_needs_a_person() {
         let talk = opened(talk, capabilities);
         let Some(Effect::ChannelFailed(ChannelError::NeedsSetup(said))) = talk.effects.last()
         else {
-            panic!("{}", talk.told());
+            panic!("{}", talk.effects_text());
         };
         assert!(said.contains(why), "{said}");
     }

@@ -153,31 +153,31 @@ fn the_version_decides_before_the_session() {
     );
 }
 
-const LISTED: &str = r#"< {"id":1,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true,"sessionCapabilities":{"list":{},"resume":{}}}}}
+const SESSION_LIST: &str = r#"< {"id":1,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true,"sessionCapabilities":{"list":{},"resume":{}}}}}
     < {"id":2,"result":{"sessions":[{"sessionId":"s-1"}]}}"#;
-const LISTED_SAYS: &str = r#"write {"jsonrpc":"2.0","id":2,"method":"session/list","params":{}}
+const SESSION_LIST_WRITES: &str = r#"write {"jsonrpc":"2.0","id":2,"method":"session/list","params":{}}
     write {"jsonrpc":"2.0","id":3,"method":"session/resume","params":{"sessionId":"s-1","cwd":"/workspace","mcpServers":[]}}"#;
 
 #[test]
 fn resume_is_preferred_where_the_list_has_the_session_and_load_follows_where_it_fails() {
     check(
         &format!(
-            r#"{LISTED}
+            r#"{SESSION_LIST}
             < {{"id":3,"result":{{}}}}
             ~ 250"#
         ),
         &format!(
-            "{LISTED_SAYS}\nready protocol=1 session='s-1'\nresumed by session/resume without 0"
+            "{SESSION_LIST_WRITES}\nready protocol=1 session='s-1'\nresumed by session/resume without 0"
         ),
     );
     check(
         &format!(
-            r#"{LISTED}
+            r#"{SESSION_LIST}
             < {{"id":3,"error":{{"code":-32601,"message":"Method not found"}}}}
             < {{"id":4,"error":{{"code":-32002,"message":"Resource not found"}}}}"#
         ),
         &format!(
-            r#"{LISTED_SAYS}
+            r#"{SESSION_LIST_WRITES}
             write {{"jsonrpc":"2.0","id":4,"method":"session/load","params":{{"sessionId":"s-1","cwd":"/workspace","mcpServers":[]}}}}
             fault the agent cannot resume its session: the agent reported error -32002: Resource not found"#
         ),
@@ -197,7 +197,7 @@ fn a_past_that_is_told_only_after_the_reply_is_not_told_again_either() {
     let usage = update(r#""sessionUpdate":"usage_update","used":1,"size":2"#);
     check(
         &format!(
-            r#"{LISTED}
+            r#"{SESSION_LIST}
             < {{"id":3,"result":{{}}}}
             ~ 200
             {}
@@ -217,7 +217,7 @@ fn a_past_that_is_told_only_after_the_reply_is_not_told_again_either() {
             old("agent_message_chunk"),
         ),
         &format!(
-            r#"{LISTED_SAYS}
+            r#"{SESSION_LIST_WRITES}
             context 1/2
             ready protocol=1 session='s-1'
             resumed by session/resume without 3
@@ -231,7 +231,7 @@ fn a_past_that_is_told_only_after_the_reply_is_not_told_again_either() {
 
 #[test]
 fn a_past_without_end_does_not_keep_the_session_for_ever() {
-    let mut script = format!("{LISTED}\n< {{\"id\":3,\"result\":{{}}}}");
+    let mut script = format!("{SESSION_LIST}\n< {{\"id\":3,\"result\":{{}}}}");
     let old =
         update(r#""sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"x"}"#);
     for _ in 0..200 {
@@ -268,14 +268,14 @@ fn what_an_agent_says_of_its_mode_while_it_loads_counts() {
         format!("{by_option}\n{nothing}"),
         format!("{nothing}\n{}", by_mode("yolo")),
     ] {
-        let script = format!("{LISTED}\n{script}\n~ 250");
+        let script = format!("{SESSION_LIST}\n{script}\n~ 250");
         let told = crate::dialect::script::played(resumed(AcpSettings::default()), &script);
         let last = told.lines().last().unwrap();
         assert!(last.contains("skips permission requests"), "{told}");
         assert!(!told.contains("\nready"), "{told}");
     }
     // What the reply says is newer than what came before it.
-    let script = format!("{LISTED}\n{}\n{asks}\n~ 250", by_mode("yolo"));
+    let script = format!("{SESSION_LIST}\n{}\n{asks}\n~ 250", by_mode("yolo"));
     let told = crate::dialect::script::played(resumed(AcpSettings::default()), &script);
     assert!(
         told.contains("ready protocol=1 session='s-1' mode='default'"),
@@ -293,7 +293,7 @@ fn a_mode_is_set_of_a_session_of_which_nothing_is_said() {
             ..AcpSettings::default()
         })
     };
-    let loaded = format!("{LISTED}\n< {{\"id\":3,\"result\":null}}\n~ 250");
+    let loaded = format!("{SESSION_LIST}\n< {{\"id\":3,\"result\":null}}\n~ 250");
     let taken = format!("{loaded}\n< {{\"id\":4,\"result\":{{}}}}");
     let told = crate::dialect::script::played(wants(), &taken);
     assert!(

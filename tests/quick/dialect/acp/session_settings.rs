@@ -1,4 +1,4 @@
-//! What a person sets in an open session, and what the agent answers.
+//! Settings that a person changes in an open session, and the agent's answers.
 
 use marshal_config::AcpSettings;
 

@@ -128,7 +128,7 @@ fn a_long_plan_is_cut() {
     let line = update(&format!(r#""sessionUpdate":"plan","entries":[{entries}]"#));
     talk.chunk(format!("{}\n", &line[2..]).as_bytes());
     let Some(Effect::Event(Event::Plan { entries })) = talk.effects.last() else {
-        panic!("{}", talk.told());
+        panic!("{}", talk.effects_text());
     };
     assert_eq!(entries.len(), limits::PLAN_ENTRIES);
 }

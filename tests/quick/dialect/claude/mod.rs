@@ -38,7 +38,7 @@ fn resuming(id: &str) -> OpenParams {
 }
 
 /// A line as a bad one is shown.
-fn shown(line: &str) -> String {
+fn display_line(line: &str) -> String {
     UntrustedText::from(line.strip_prefix("< ").unwrap_or(line)).escape_for_display(60)
 }
 

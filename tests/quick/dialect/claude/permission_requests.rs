@@ -3,7 +3,7 @@
 use marshal_model::limits;
 
 use super::{
-    HELLO, READY, READY_SAYS, TURN, check, check_in_turn, check_ready, opening, shown, wants,
+    HELLO, READY, READY_SAYS, TURN, check, check_in_turn, check_ready, display_line, opening, wants,
 };
 use crate::dialect::script::{Conversation, played};
 use marshal_config::{AcpSettings, DialectName};
@@ -84,7 +84,7 @@ fn one_that_is_withdrawn_is_never_answered() {
 #[test]
 fn an_id_that_comes_twice_is_denied_and_takes_the_first_with_it() {
     let again = ask("r-1", "{}");
-    let head = shown(&again);
+    let head = display_line(&again);
     check_in_turn(
         &format!("{again}\n{again}\n> allow r-1"),
         &format!(
@@ -110,7 +110,7 @@ fn another_kind_of_request_with_the_id_of_an_open_one_takes_it_with_it() {
 #[test]
 fn nothing_is_allowed_outside_of_a_turn() {
     let request = ask("r-1", "{}");
-    let head = shown(&request);
+    let head = display_line(&request);
     check_ready(
         &format!("{request}\n> allow r-1"),
         &format!(
@@ -173,10 +173,10 @@ fn what_is_not_served_or_cannot_be_read_gets_an_error() {
         &format!(
             "unknown 'control_request/elicitation' {unknown}\n{}\nbad bad_shape {}\n{}\nbad bad_shape {no_request}\n{}\nbad bad_shape {}",
             error("x", "the host does not serve this request"),
-            shown(twice),
+            display_line(twice),
             error("y", "the request cannot be read"),
             error("z", "the request cannot be read"),
-            shown(no_id),
+            display_line(no_id),
         ),
     );
 }
@@ -193,9 +193,9 @@ fn nothing_is_answered_before_the_version_is_known() {
         &format!("{request}\n< {hook}\n< {other}\n< {odd}\n{READY}\n< {other}"),
         &format!(
             "{HELLO}\nbad out_of_state {}\nbad out_of_state {}\nbad out_of_state {}\nbad bad_shape {odd}\n{READY_SAYS}\nunknown 'control_request/elicitation' {other}\n{}",
-            shown(&request),
-            shown(hook),
-            shown(other),
+            display_line(&request),
+            display_line(hook),
+            display_line(other),
             error("x", "the host does not serve this request"),
         ),
     );
@@ -214,7 +214,7 @@ fn nothing_is_answered_before_the_version_is_known() {
             {}
             unknown 'control_request/elicitation' {other}
             {}"#,
-            shown(&request),
+            display_line(&request),
             denied("r", "no turn is running"),
             error("x", "the host does not serve this request"),
         ),

@@ -1,12 +1,12 @@
 //! What happens in a turn, how it ends, and what comes outside of it.
 
-use super::{READY, check, check_in_turn, check_ready, opening, shown};
+use super::{READY, check, check_in_turn, check_ready, display_line, opening};
 use crate::dialect::script::{Conversation, played};
 use marshal_config::DialectName;
 use marshal_model::limits;
 
 const END: &str = r#"< {"type":"result","subtype":"success","is_error":false,"stop_reason":"end_turn","usage":{"input_tokens":1,"output_tokens":2}}"#;
-const ENDED: &str = "turn ended completed 'end_turn' tokens=1/2";
+const TURN_ENDED: &str = "turn ended completed 'end_turn' tokens=1/2";
 const PROMPT_2: &str = r#"write {"message":{"content":[{"text":"q","type":"text"}],"role":"user"},"parent_tool_use_id":null,"session_id":"","type":"user","uuid":"00000000-0000-7000-8000-000000000002"}"#;
 
 /// What the agent says of its first prompt.
@@ -128,7 +128,7 @@ fn an_error_of_the_models_provider_is_told() {
 fn a_second_prompt_is_not_written_while_a_turn_runs() {
     check_in_turn(
         &format!("> prompt q\n{END}\n> prompt q"),
-        &format!("{ENDED}\n{PROMPT_2}\nrefused prompt q: a turn is running"),
+        &format!("{TURN_ENDED}\n{PROMPT_2}\nrefused prompt q: a turn is running"),
     );
 }
 
@@ -147,7 +147,7 @@ fn an_interrupted_turn_ends_cancelled() {
     check_in_turn(
         &format!("> cancel\n{END}"),
         &format!(
-            "write {{\"request\":{{\"subtype\":\"interrupt\"}},\"request_id\":\"marshal-2\",\"type\":\"control_request\"}}\n{ENDED}"
+            "write {{\"request\":{{\"subtype\":\"interrupt\"}},\"request_id\":\"marshal-2\",\"type\":\"control_request\"}}\n{TURN_ENDED}"
         ),
     );
     check_in_turn(
@@ -160,7 +160,7 @@ fn an_interrupted_turn_ends_cancelled() {
 #[test]
 fn what_the_agent_does_by_itself_does_not_end_our_turn() {
     let prompt = r#"write {"message":{"content":[{"text":"p","type":"text"}],"role":"user"},"parent_tool_use_id":null,"session_id":"","type":"user","uuid":"00000000-0000-7000-8000-000000000001"}"#;
-    let head = shown(END);
+    let head = display_line(END);
     check_ready(
         &format!(
             "> prompt p\n{}\n> cancel\n{END}\n{}\n{END}",
@@ -173,7 +173,7 @@ fn what_the_agent_does_by_itself_does_not_end_our_turn() {
             bad out_of_state {head}
             turn started -
             write {{"request":{{"subtype":"interrupt"}},"request_id":"marshal-3","type":"control_request"}}
-            {ENDED}"#
+            {TURN_ENDED}"#
         ),
     );
 }
@@ -211,7 +211,7 @@ fn a_turn_that_is_over_does_not_wait_for_its_result_for_ever() {
             state("completed")
         ),
         &format!(
-            "turn ended failed - tokens=0/0 ({lost})\n{PROMPT_2}\nturn started -\n{ENDED}\nrefused prompt r: a turn is running"
+            "turn ended failed - tokens=0/0 ({lost})\n{PROMPT_2}\nturn started -\n{TURN_ENDED}\nrefused prompt r: a turn is running"
         ),
     );
     check_in_turn(
@@ -225,7 +225,7 @@ fn a_turn_that_is_over_does_not_wait_for_its_result_for_ever() {
             state("completed"),
             state("completed")
         ),
-        ENDED,
+        TURN_ENDED,
     );
 }
 
@@ -251,10 +251,10 @@ fn outside_of_a_turn_text_is_dropped_and_calls_are_told() {
         &format!("< {text}\n< {call}\n< {piece}\n{END}"),
         &format!(
             "bad out_of_state {}\nbad out_of_state {}\ntool 'c' 'Bash' {{}}\nbad out_of_state {}\nbad out_of_state {}",
-            shown(text),
-            shown(call),
-            shown(piece),
-            shown(END)
+            display_line(text),
+            display_line(call),
+            display_line(piece),
+            display_line(END)
         ),
     );
 }

@@ -22,7 +22,7 @@ fn asks(more: &str) -> String {
     )
 }
 
-const ASKED: &str = r#"ask 0 'commandExecution' {"call":{"command":["/bin/bash","-lc","mkdir a"],"cwd":"/workspace"}}"#;
+const MKDIR_REQUEST: &str = r#"ask 0 'commandExecution' {"call":{"command":["/bin/bash","-lc","mkdir a"],"cwd":"/workspace"}}"#;
 
 #[test]
 fn a_command_is_allowed_once() {
@@ -39,7 +39,7 @@ fn a_command_is_allowed_once() {
         ),
         &format!(
             r#"{COMMAND_SAYS}
-               {ASKED} reason='because' call='c'
+               {MKDIR_REQUEST} reason='because' call='c'
                write {{"id":0,"result":{{"decision":"accept"}}}}
                refused allow 0: no open permission request has this id"#
         ),
@@ -59,7 +59,7 @@ fn a_denial_is_explained_before_the_next_prompt() {
     let says = |input: &str| {
         format!(
             r#"{OPEN_SAYS}{TURN_SAYS}{COMMAND_SAYS}
-               {ASKED} call='c'
+               {MKDIR_REQUEST} call='c'
                write {{"id":0,"result":{{"decision":"decline"}}}}
                turn ended completed 'completed' tokens=0/0
                write {{"id":5,"method":"turn/start","params":{{"threadId":"t-1","approvalPolicy":"untrusted","approvalsReviewer":"user","input":[{input}{{"type":"text","text":"q"}}]}}}}"#
@@ -86,7 +86,7 @@ fn start(id: u32, before: &str, text: &str) -> String {
 fn denied() -> (String, String) {
     let script = format!("{COMMAND}\n{}\n> deny 0 not here\n{END}\n", asks(""));
     let says = format!(
-        "{COMMAND_SAYS}\n{ASKED} call='c'\nwrite {{\"id\":0,\"result\":{{\"decision\":\"decline\"}}}}\nturn ended completed 'completed' tokens=0/0\n"
+        "{COMMAND_SAYS}\n{MKDIR_REQUEST} call='c'\nwrite {{\"id\":0,\"result\":{{\"decision\":\"decline\"}}}}\nturn ended completed 'completed' tokens=0/0\n"
     );
     (script, says)
 }
@@ -152,7 +152,7 @@ fn a_command_that_is_not_what_was_told_is_never_allowed() {
         &format!(
             r#"{other_says}
                bad bad_shape
-               {ASKED} call='c' no_allow
+               {MKDIR_REQUEST} call='c' no_allow
                write {{"id":0,"result":{{"decision":"decline"}}}}"#
         ),
     );
@@ -161,14 +161,16 @@ fn a_command_that_is_not_what_was_told_is_never_allowed() {
         &format!("{other}\n{}\n> allow 0", asks(r#","approvalId":"p-1""#)),
         &format!(
             r#"{other_says}
-               {ASKED}
+               {MKDIR_REQUEST}
                write {{"id":0,"result":{{"decision":"accept"}}}}"#
         ),
     );
     // One that is told only afterwards is what the request says.
     check_turn(
         &format!("{}\n> allow 0", asks("")),
-        &format!("{ASKED} call='c'\nwrite {{\"id\":0,\"result\":{{\"decision\":\"accept\"}}}}"),
+        &format!(
+            "{MKDIR_REQUEST} call='c'\nwrite {{\"id\":0,\"result\":{{\"decision\":\"accept\"}}}}"
+        ),
     );
 }
 
@@ -213,7 +215,7 @@ fn what_nobody_knows_of_a_command_stays_in_what_is_judged() {
         "x",
         "x",
         r#","availableDecisions":["acceptForSession","decline"]"#,
-        &format!("bad bad_shape\n{ASKED} call='c' no_allow"),
+        &format!("bad bad_shape\n{MKDIR_REQUEST} call='c' no_allow"),
     );
 }
 
@@ -253,13 +255,13 @@ fn what_cannot_be_read_is_an_error_and_what_is_of_no_turn_is_declined() {
     check_turn(
         &format!("{}\n> allow 0", asks("").replace("u-1", "u-0")),
         &format!(
-            "bad bad_shape\n{ASKED} call='c' no_allow\nwrite {{\"id\":0,\"result\":{{\"decision\":\"decline\"}}}}"
+            "bad bad_shape\n{MKDIR_REQUEST} call='c' no_allow\nwrite {{\"id\":0,\"result\":{{\"decision\":\"decline\"}}}}"
         ),
     );
     check_turn(
         &format!("{}\n> allow 0", asks("").replace("t-1", "t-2")),
         &format!(
-            "bad bad_shape\n{ASKED} call='t-2/c' no_allow\nwrite {{\"id\":0,\"result\":{{\"decision\":\"decline\"}}}}"
+            "bad bad_shape\n{MKDIR_REQUEST} call='t-2/c' no_allow\nwrite {{\"id\":0,\"result\":{{\"decision\":\"decline\"}}}}"
         ),
     );
 }
@@ -269,7 +271,7 @@ fn an_id_is_used_once() {
     check_turn(
         &format!("{}\n{}\n> allow 0", asks(""), asks("")),
         &format!(
-            r#"{ASKED} call='c'
+            r#"{MKDIR_REQUEST} call='c'
                bad duplicate_id
                withdrawn 0
                write {{"id":0,"result":{{"decision":"decline"}}}}
@@ -380,7 +382,7 @@ fn a_cancelled_turn_gets_no_approvals() {
     check_turn(
         &format!("{}\n> cancel\n> allow 0", asks("")),
         &format!(
-            "{ASKED} call='c'\nwithdrawn 0\n{cancel}\n{interrupt}\nrefused allow 0: no open permission request has this id"
+            "{MKDIR_REQUEST} call='c'\nwithdrawn 0\n{cancel}\n{interrupt}\nrefused allow 0: no open permission request has this id"
         ),
     );
     let late = asks("");
@@ -393,7 +395,7 @@ fn a_cancelled_turn_gets_no_approvals() {
     check_turn(
         &format!("{}\n{END}", asks("")),
         &format!(
-            "{ASKED} call='c'\nwithdrawn 0\n{cancel}\nturn ended completed 'completed' tokens=0/0"
+            "{MKDIR_REQUEST} call='c'\nwithdrawn 0\n{cancel}\nturn ended completed 'completed' tokens=0/0"
         ),
     );
     check_turn(
@@ -405,7 +407,7 @@ fn a_cancelled_turn_gets_no_approvals() {
             asks("")
         ),
         &format!(
-            "{ASKED} call='c'\nwithdrawn 0\nrefused allow 0: no open permission request has this id"
+            "{MKDIR_REQUEST} call='c'\nwithdrawn 0\nrefused allow 0: no open permission request has this id"
         ),
     );
 }
@@ -444,7 +446,7 @@ fn whatever_else_it_asks_for_it_gets_nothing() {
     check_turn(
         &format!("{}\n< {message}", asks("")),
         &format!(
-            r#"{ASKED} call='c'
+            r#"{MKDIR_REQUEST} call='c'
                bad duplicate_id
                withdrawn 0
                unknown 'later/thing' {message}

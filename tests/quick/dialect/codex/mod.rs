@@ -2,8 +2,8 @@
 //!
 //! In a script `< LINE` is the agent's message, `> WORD` ours, `~ N` milliseconds that pass.
 
-mod alive;
 mod approvals;
+mod deadlines;
 mod handshake;
 mod items;
 mod judged;

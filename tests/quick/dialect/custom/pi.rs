@@ -101,12 +101,12 @@ fn a_session_is_switched_to_before_the_state_is_asked_for() {
     };
     let mut talk = Conversation::opened(DialectName::Custom, &opening);
     let switch = r#"{"type":"switch_session","sessionPath":"/home/agent/s.jsonl"}"#;
-    assert_eq!(talk.written(), [FIRST[0], switch]);
+    assert_eq!(talk.written_lines(), [FIRST[0], switch]);
     talk.chunk(b"{\"type\":\"response\",\"command\":\"switch_session\",\"success\":true,\"data\":{\"cancelled\":false}}\n");
-    assert_eq!(talk.written(), [FIRST[0], switch, FIRST[1]]);
+    assert_eq!(talk.written_lines(), [FIRST[0], switch, FIRST[1]]);
     talk.chunk(b"{\"type\":\"response\",\"command\":\"get_state\",\"success\":true,\"data\":{\"sessionFile\":\"/home/agent/s.jsonl\"}}\n");
     let resumed = |effect: &Effect| matches!(effect, Effect::Event(Event::SessionResumed { .. }));
-    assert!(talk.effects.iter().any(resumed), "{}", talk.told());
+    assert!(talk.effects.iter().any(resumed), "{}", talk.effects_text());
 
     for said in [
         r#"{"type":"response","command":"switch_session","success":false,"error":"no such file"}"#,
@@ -131,5 +131,5 @@ fn a_dialog_of_an_extension_is_told_that_nobody_is_there() {
         talk.chunk(ask.as_bytes());
     }
     let answer = r#"{"type":"extension_ui_response","id":"u-confirm","cancelled":true}"#;
-    assert_eq!(talk.written(), [FIRST[0], FIRST[1], answer]);
+    assert_eq!(talk.written_lines(), [FIRST[0], FIRST[1], answer]);
 }

@@ -162,7 +162,7 @@ fn a_denial_whose_prompt_was_not_taken_is_told_before_the_next_one() {
         let mut talk = Conversation::opened(DialectName::Custom, &opening(&table));
         let _ = play(&mut talk, &format!("{denied}\n{more}"));
         let prompts = talk
-            .written()
+            .written_lines()
             .into_iter()
             .filter(|line| line.contains("\"say\""));
         let tells: Vec<_> = prompts.map(|line| line.contains("were denied")).collect();
@@ -415,7 +415,7 @@ otherwise = "completed"
             Effect::Event(marshal_model::Event::SessionResumed { .. })
         )
     });
-    assert!(resumed && talk.written() == ["{\"load\":\"s1\"}"]);
+    assert!(resumed && talk.written_lines() == ["{\"load\":\"s1\"}"]);
     for (said, why) in [
         (
             r#"{"type":"hi","sid":"s2"}"#,

@@ -158,9 +158,9 @@ fn a_line_that_is_no_message_is_counted_and_too_many_are_a_fault() {
     for _ in 0..last {
         talk.chunk(b"noise\n");
     }
-    assert!(!talk.told().contains("fault"));
+    assert!(!talk.effects_text().contains("fault"));
     talk.chunk(b"[1]\n");
-    assert!(talk.told().ends_with(
+    assert!(talk.effects_text().ends_with(
         "bad not_object [1]\nfault more than 100 lines on the agent's stdout were not messages\n"
     ));
 }
@@ -170,7 +170,7 @@ fn a_line_that_is_too_long_is_a_fault_and_the_end_of_stdout_none() {
     let mut talk = Conversation::new(DialectName::Loaf);
     talk.chunk(&vec![b'x'; marshal_model::limits::LINE_BYTES + 1]);
     talk.chunk(b"\n");
-    let told = talk.told();
+    let told = talk.effects_text();
     assert!(told.contains("bad too_long"), "{told}");
     assert!(told.contains("fault the agent wrote a line of more than 8388608 bytes"));
     super::check_open(

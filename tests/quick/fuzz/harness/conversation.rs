@@ -32,8 +32,8 @@ use serde_json::value::RawValue;
 
 use super::Target;
 use super::case::{self, Step};
+use super::dialects::{self, Offered};
 use super::json;
-use super::parties::{self, Offered};
 
 /// A dialect whose state can be looked at.
 pub(crate) trait Machine: Dialect + Debug {}
@@ -44,7 +44,7 @@ const TICKS: usize = 20_000;
 /// How deep a message of ours is looked into where it has no tree.
 const DEEP: u8 = 6;
 /// What one step may write beyond a multiple of what came in.
-const WRITTEN: usize = 256 << 10;
+const WRITE_SLACK_BYTES: usize = 256 << 10;
 /// Effects of one step beyond one for each byte: the end of a turn withdraws and tells what is open.
 const EFFECTS: usize = 2048;
 /// What a dialect's state may be written down in beyond a multiple of what came in.
@@ -120,7 +120,7 @@ pub(crate) fn flood(
 /// The events of a conversation.
 pub(crate) fn events(target: Target, input: &[u8]) -> Vec<Event> {
     let (bits, steps) = case::read(input);
-    let machine = parties::build(target);
+    let machine = dialects::build(target);
     let mut talk = Talk::new(target, machine, bits, Instant::now(), None);
     talk.events = Some(Vec::new());
     for step in &steps {
@@ -179,9 +179,9 @@ impl Talk {
         now: Instant,
         cuts: Option<StdRng>,
     ) -> Self {
-        let short = parties::has_short_lines(bits);
+        let short = dialects::has_short_lines(bits);
         let cap = if short {
-            parties::SHORT_LINE
+            dialects::SHORT_LINE
         } else {
             limits::LINE_BYTES
         };
@@ -197,7 +197,7 @@ impl Talk {
         };
         let mut out = Effects::new();
         talk.machine
-            .open(&parties::opening(target, bits), now, &mut out);
+            .open(&dialects::opening(target, bits), now, &mut out);
         talk.take(out, &Cause::Ours, 0);
         talk
     }
@@ -366,7 +366,7 @@ impl Talk {
             assert!(!self.watch.faulted, "after a fault: {effect:?}");
             if let Effect::Write(bytes) = effect {
                 written += bytes.len();
-                allows += usize::from(self.written(bytes, cause));
+                allows += usize::from(self.check_written_line(bytes, cause));
             } else {
                 self.watch.effect(effect);
             }
@@ -376,7 +376,7 @@ impl Talk {
             }
         }
         assert!(allows <= 1, "one verdict, {allows} allows");
-        let most = WRITTEN + 16 * came + 4 * self.watch.came;
+        let most = WRITE_SLACK_BYTES + 16 * came + 4 * self.watch.came;
         assert!(written <= most, "{written} bytes are written for {came}");
         merge_text(&mut out);
         for effect in &out {
@@ -396,7 +396,7 @@ impl Talk {
     }
 
     /// One line of ours; says whether it allows something.
-    fn written(&mut self, bytes: &[u8], cause: &Cause) -> bool {
+    fn check_written_line(&mut self, bytes: &[u8], cause: &Cause) -> bool {
         let line = String::from_utf8_lossy(bytes).into_owned();
         let watch = &self.watch;
         assert!(!watch.ended, "written after the agent's end: {line}");
@@ -408,7 +408,7 @@ impl Talk {
         let _: IgnoredAny = serde_json::from_slice(body).expect(&line);
         let said = tree(&line, DEEP);
         assert!(said.is_object(), "no object: {line}");
-        if parties::prompts(self.target, &said) {
+        if dialects::prompts(self.target, &said) {
             assert!(
                 watch.running && *cause != Cause::Agent || self.target == Target::Custom,
                 "a prompt of nobody: {line}"
@@ -418,7 +418,7 @@ impl Talk {
                 "a prompt after the goodbye: {line}"
             );
         }
-        let Some(id) = parties::allowed(self.target, &said, &line, &watch.offered) else {
+        let Some(id) = dialects::allowed(self.target, &said, &line, &watch.offered) else {
             return false;
         };
         let wanted = Cause::Allow(id);

@@ -1,5 +1,4 @@
-//! The dialects under test, and how each is opened; what of their own words is a prompt, and what an
-//! allow.
+//! The dialects under test: how each is opened, and which of its messages are prompts and allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,7 +13,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::Target;
-use super::talk::Machine;
+use super::conversation::Machine;
 
 /// What a fresh session is called, as in the recorded conversations.
 const FRESH: &str = "00000000-0000-7000-8000-000000000000";

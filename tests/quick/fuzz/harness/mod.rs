@@ -5,16 +5,16 @@
 //! neither of them, so that an input that one finds is a case of the other.
 
 mod case;
+mod conversation;
+pub(crate) mod dialects;
 mod json;
 mod mutate;
-pub(crate) mod parties;
 mod readers;
 mod seeds;
-mod talk;
 
+pub(crate) use conversation::{Machine, converse, flood};
 pub(crate) use mutate::mutated;
 pub(crate) use seeds::seeds;
-pub(crate) use talk::{Machine, converse, flood};
 
 /// What is fuzzed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +127,6 @@ pub(crate) fn run(target: Target, input: &[u8]) {
         Target::Journal => readers::journal(input),
         Target::Files => readers::files(input),
         Target::Plan => readers::plan(input),
-        _ => converse(target, input, &|| parties::build(target)),
+        _ => converse(target, input, &|| dialects::build(target)),
     }
 }

@@ -96,7 +96,9 @@ pub(super) fn framing(input: &[u8]) {
 /// The messages of the helpers: whole or in pieces, the same; what is left over begins with what was
 /// not taken.
 fn frames(bytes: &[u8]) {
-    fn taken<T: serde::de::DeserializeOwned + std::fmt::Debug>(chunks: &[&[u8]]) -> Vec<String> {
+    fn take_messages<T: serde::de::DeserializeOwned + std::fmt::Debug>(
+        chunks: &[&[u8]],
+    ) -> Vec<String> {
         let (mut held, mut out) = (Vec::new(), Vec::new());
         for chunk in chunks {
             held.extend_from_slice(chunk);
@@ -114,16 +116,16 @@ fn frames(bytes: &[u8]) {
         out
     }
     assert_eq!(
-        taken::<shim::HelperReport>(&[bytes]),
-        taken::<shim::HelperReport>(&pieces(bytes))
+        take_messages::<shim::HelperReport>(&[bytes]),
+        take_messages::<shim::HelperReport>(&pieces(bytes))
     );
     assert_eq!(
-        taken::<shim::HelperCommand>(&[bytes]),
-        taken::<shim::HelperCommand>(&pieces(bytes))
+        take_messages::<shim::HelperCommand>(&[bytes]),
+        take_messages::<shim::HelperCommand>(&pieces(bytes))
     );
     assert_eq!(
-        taken::<files::FileOperation>(&[bytes]),
-        taken::<files::FileOperation>(&pieces(bytes))
+        take_messages::<files::FileOperation>(&[bytes]),
+        take_messages::<files::FileOperation>(&pieces(bytes))
     );
     let message = shim::encode(&String::from_utf8_lossy(bytes));
     let mut message = message.expect("short enough");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use marshal_journal::codec::encode_into;
 use serde_json::Value;
 
-use super::{Target, talk};
+use super::{Target, conversation};
 
 /// The repository.
 fn root() -> PathBuf {
@@ -21,13 +21,13 @@ fn root() -> PathBuf {
 }
 
 /// Where the kept inputs of a target are.
-pub(crate) fn found(target: Target) -> PathBuf {
+pub(crate) fn crash_inputs_dir(target: Target) -> PathBuf {
     root().join("tests/quick/fuzz/found").join(target.as_str())
 }
 
 /// Every input that a target begins with.
 pub(crate) fn seeds(target: Target) -> Vec<Vec<u8>> {
-    let mut seeds: Vec<Vec<u8>> = files(&found(target))
+    let mut seeds: Vec<Vec<u8>> = files(&crash_inputs_dir(target))
         .iter()
         .map(|file| read(file))
         .collect();
@@ -65,7 +65,7 @@ pub(crate) fn seeds(target: Target) -> Vec<Vec<u8>> {
         seeds.extend(files(&folder).iter().map(|file| read(file)));
     }
     if target == Target::Journal {
-        seeds.extend(told());
+        seeds.extend(recorded_events());
     }
     if target == Target::Framing {
         seeds.push(b"4{\"a\":1}\n\n \r\n{\"b\":\"\n".to_vec());
@@ -89,12 +89,12 @@ fn read(file: &Path) -> Vec<u8> {
 }
 
 /// What the recorded conversations bring about, as the journal keeps it.
-fn told() -> Vec<Vec<u8>> {
+fn recorded_events() -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     for target in [Target::Acp, Target::Codex, Target::Claude, Target::Scaiflux] {
         for input in seeds(target) {
             let mut out = Vec::new();
-            for event in talk::events(target, &input) {
+            for event in conversation::events(target, &input) {
                 out.extend(event.kind().as_str().bytes());
                 out.push(b' ');
                 encode_into(&event, &mut out);
