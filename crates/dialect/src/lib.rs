@@ -25,7 +25,7 @@
 //! `docs/dialects.md` is the guide. A column of the conformance table lists what every dialect must
 //! show (`tests/drills/conformance/column.rs`, cells in `agent.rs` and `tool.rs`, rows in
 //! `row.rs`). `MARSHAL_CONFORMANCE_TABLE=write tests/run conformance` writes `docs/conformance.md`.
-//! The rules that must hold whatever an agent writes are in `tests/quick/fuzz/harness/talk.rs` and
+//! The rules that must hold whatever an agent writes are in `tests/quick/fuzz/harness/conversation.rs` and
 //! `parties.rs`.
 
 pub mod acp;

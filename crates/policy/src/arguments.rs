@@ -480,13 +480,13 @@ mod tests {
     use super::*;
     use crate::grammar;
 
-    fn words(text: &str) -> Vec<Word> {
+    fn parse_words(text: &str) -> Vec<Word> {
         text.split(' ').map(Word::literal).collect()
     }
 
     #[track_caller]
     fn has(command: &str, flag: &str, expect: bool) {
-        let words = words(command);
+        let words = parse_words(command);
         let parsed = parse(grammar::for_program(&words[0].text), &words, 1);
         let got = parsed.uses.iter().any(|u| flag_matches(u.flag, flag));
         assert_eq!(got, expect, "{command} has {flag}");
@@ -494,7 +494,7 @@ mod tests {
 
     #[track_caller]
     fn paths(command: &str, expect: &[&str]) {
-        let words = words(command);
+        let words = parse_words(command);
         let parsed = parse(grammar::for_program(&words[0].text), &words, 1);
         let got: Vec<_> = parsed
             .candidates
@@ -530,7 +530,7 @@ mod tests {
 
     #[test]
     fn a_flag_behind_untrusted_dashes_is_doubtful() {
-        let words = words("git -- --output=x");
+        let words = parse_words("git -- --output=x");
         let parsed = parse(grammar::for_program("git"), &words, 1);
         assert!(parsed.uses.iter().any(|u| u.doubtful));
         assert_eq!(parsed.operands, 1);
@@ -553,7 +553,7 @@ mod tests {
         paths("unknown -f../x", &["../x"]);
         paths("find . -newer /etc/passwd", &[".", "/etc/passwd"]);
         paths("uniq -f 1 names", &["1", "names"]);
-        let words = words("git diff -pOid_rsa");
+        let words = parse_words("git diff -pOid_rsa");
         let parsed = parse(grammar::for_program("git"), &words, 2);
         assert!(parsed.candidates.iter().any(|c| c.text() == "id_rsa"));
     }

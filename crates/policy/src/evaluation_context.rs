@@ -5,7 +5,7 @@
 //! value counts against a rule that allows, and for one that asks or denies.
 //!
 //! The session's side is in `fleet/session/policy_snapshot.rs`. Tests:
-//! `tests/quick/policy/occasion.rs`.
+//! `tests/quick/policy/conditions.rs`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

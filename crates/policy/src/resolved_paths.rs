@@ -234,7 +234,7 @@ mod tests {
         }
     }
 
-    fn shown(parts: &[Part]) -> Vec<(String, String, bool)> {
+    fn display_parts(parts: &[Part]) -> Vec<(String, String, bool)> {
         let led = resolve_paths(None, parts, &place()).into_iter();
         led.map(|led| {
             let text = |of: &UntrustedText| of.raw().to_owned();
@@ -258,7 +258,7 @@ mod tests {
             "/etc/x",
         ]);
         assert_eq!(
-            shown(&[words]),
+            display_parts(&[words]),
             [
                 own("src/../a/b", "/workspace/a/b", true),
                 own("/etc/x", "/etc/x", false),
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn a_relative_path_is_not_led_where_the_directory_changes() {
         let parts = [part(&["cd", "sub"]), part(&["rm", "a/b", "/workspace/c"])];
-        let led = shown(&parts);
+        let led = display_parts(&parts);
         assert_eq!(led.len(), 1, "{led:?}");
         assert_eq!(led[0].1, "/workspace/c");
     }
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn places(request: &Request, expect: &[(&str, &str, bool)]) {
+    fn assert_places(request: &Request, expect: &[(&str, &str, bool)]) {
         let at = FsContext {
             resolver: &Tree,
             ..place()
@@ -318,11 +318,11 @@ mod tests {
             ("notes.txt", "/workspace/notes.txt", true),
             ("out", "/etc", false),
         ];
-        places(&Request::Write { paths: paths() }, &both);
-        places(&Request::Edit { paths: paths() }, &both);
-        places(&Request::Delete { paths: paths() }, &both);
+        assert_places(&Request::Write { paths: paths() }, &both);
+        assert_places(&Request::Edit { paths: paths() }, &both);
+        assert_places(&Request::Delete { paths: paths() }, &both);
         let targets = paths().into_iter().map(ReadTarget::Path).collect();
-        places(&Request::Read { targets }, &both);
+        assert_places(&Request::Read { targets }, &both);
         let ends = Request::Move {
             from: vec!["a".to_owned()],
             to: vec!["note".to_owned()],
@@ -331,7 +331,7 @@ mod tests {
             ("a", "/workspace/a", true),
             ("note", "/workspace/notes.txt", true),
         ];
-        places(&ends, &moved);
+        assert_places(&ends, &moved);
     }
 
     #[test]
@@ -341,20 +341,20 @@ mod tests {
             cwd: None,
         };
         let out = ("out", "/etc", false);
-        places(&shell("mytool out"), &[out]);
-        places(&shell("mytool --to=out"), &[out]);
-        places(&shell("mytool build"), &[]);
-        places(&shell("sh -c 'mytool out'"), &[out]);
-        places(&shell("(mytool out)"), &[out]);
-        places(&shell("cd sub && mytool out"), &[]);
-        places(&shell("cat a > out"), &[out]);
-        places(&shell("cat a > b"), &[("b", "/workspace/b", true)]);
-        places(
+        assert_places(&shell("mytool out"), &[out]);
+        assert_places(&shell("mytool --to=out"), &[out]);
+        assert_places(&shell("mytool build"), &[]);
+        assert_places(&shell("sh -c 'mytool out'"), &[out]);
+        assert_places(&shell("(mytool out)"), &[out]);
+        assert_places(&shell("cd sub && mytool out"), &[]);
+        assert_places(&shell("cat a > out"), &[out]);
+        assert_places(&shell("cat a > b"), &[("b", "/workspace/b", true)]);
+        assert_places(
             &shell("cat < note"),
             &[("note", "/workspace/notes.txt", true)],
         );
-        places(&shell("out x"), &[out]);
-        places(&shell("cat a 2>/dev/null"), &[]);
-        places(&shell("cat a > $X"), &[]);
+        assert_places(&shell("out x"), &[out]);
+        assert_places(&shell("cat a 2>/dev/null"), &[]);
+        assert_places(&shell("cat a > $X"), &[]);
     }
 }

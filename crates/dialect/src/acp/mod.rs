@@ -489,9 +489,9 @@ pub(super) fn describe_error(error: &ErrorReply) -> String {
 /// Joins texts of an agent into a list for a person: escaped, with the rest of a long list only
 /// counted.
 pub(super) fn join_for_display<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
-    const SHOWN: usize = 20;
+    const MAX_SHOWN: usize = 20;
     let mut texts = texts.into_iter();
-    let shown = texts.by_ref().take(SHOWN);
+    let shown = texts.by_ref().take(MAX_SHOWN);
     let shown: Vec<String> = shown
         .map(|text| UntrustedText::from(text).escape_for_display(60))
         .collect();

@@ -467,7 +467,7 @@ impl TurnResult<'_> {
 fn tokens(raw: &RawValue) -> Option<Usage> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
-    struct Counted {
+    struct UsageFields {
         #[serde(rename = "input_tokens")]
         input: Count,
         #[serde(rename = "cache_creation_input_tokens")]
@@ -477,7 +477,7 @@ fn tokens(raw: &RawValue) -> Option<Usage> {
         #[serde(rename = "output_tokens")]
         output: Count,
     }
-    let tokens: Counted = parse_object(raw)?;
+    let tokens: UsageFields = parse_object(raw)?;
     let cached = tokens.cached.0.saturating_add(tokens.from_cache.0);
     Some(Usage {
         input: tokens.input.0.saturating_add(cached),

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     /// `.` is a status, anything else a chunk.
-    fn heard(answer: &mut AnswerText, chunks: &[&str]) -> String {
+    fn text_of_chunks(answer: &mut AnswerText, chunks: &[&str]) -> String {
         answer.begin();
         let mut output = String::new();
         for chunk in chunks {
@@ -105,26 +105,35 @@ mod tests {
     #[test]
     fn a_chunk_that_repeats_its_pieces_is_told_once() {
         let answer = &mut AnswerText::default();
-        assert_eq!(heard(answer, &["a", ".", "a", "b", ".", "b"]), "ab");
         assert_eq!(
-            heard(answer, &["a", ".", "b", ".", "ab", "c", ".", "c"]),
+            text_of_chunks(answer, &["a", ".", "a", "b", ".", "b"]),
+            "ab"
+        );
+        assert_eq!(
+            text_of_chunks(answer, &["a", ".", "b", ".", "ab", "c", ".", "c"]),
             "abc"
         );
         // The same word twice, each of them sent twice.
-        assert_eq!(heard(answer, &["ha", ".", "ha", "ha", ".", "ha"]), "haha");
+        assert_eq!(
+            text_of_chunks(answer, &["ha", ".", "ha", "ha", ".", "ha"]),
+            "haha"
+        );
         assert_eq!(answer.detect_false_repeats(Some(4)), None);
     }
 
     #[test]
     fn an_agent_that_says_everything_once_loses_nothing() {
         let answer = &mut AnswerText::default();
-        assert_eq!(heard(answer, &["ha", "ha", "hahaha"]), "hahahahaha");
-        assert_eq!(heard(answer, &["a", ".", "b", ".", "c"]), "abc");
+        assert_eq!(
+            text_of_chunks(answer, &["ha", "ha", "hahaha"]),
+            "hahahahaha"
+        );
+        assert_eq!(text_of_chunks(answer, &["a", ".", "b", ".", "c"]), "abc");
         // Undecidable until the turn's end.
-        assert_eq!(heard(answer, &["ha", ".", "ha"]), "ha");
+        assert_eq!(text_of_chunks(answer, &["ha", ".", "ha"]), "ha");
         assert_eq!(answer.detect_false_repeats(Some(2)), None);
         assert_eq!(answer.detect_false_repeats(Some(4)), Some(2));
-        assert_eq!(heard(answer, &["ha", ".", "ha"]), "haha");
+        assert_eq!(text_of_chunks(answer, &["ha", ".", "ha"]), "haha");
         assert_eq!(answer.detect_false_repeats(Some(4)), None);
     }
 
@@ -132,9 +141,12 @@ mod tests {
     fn what_is_held_has_a_bound() {
         let answer = &mut AnswerText::default();
         let half = "x".repeat(MAX_PIECES_BYTES / 2 + 1);
-        assert_eq!(heard(answer, &[&half, ".", &half]).len(), half.len());
         assert_eq!(
-            heard(answer, &[&half, ".", "y", ".", &half]).len(),
+            text_of_chunks(answer, &[&half, ".", &half]).len(),
+            half.len()
+        );
+        assert_eq!(
+            text_of_chunks(answer, &[&half, ".", "y", ".", &half]).len(),
             2 * half.len() + 1
         );
         assert!(answer.pieces.is_empty());

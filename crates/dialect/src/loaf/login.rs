@@ -15,7 +15,7 @@ use marshal_model::UntrustedText;
 const LOGIN_ADVICE: &str = "make it once outside of the supervisor and hand its files over by home_files, or give the agent's key by env.set";
 
 /// How much of an address is shown.
-const SHOWN: usize = 300;
+const MAX_SHOWN: usize = 300;
 
 /// A login that has begun.
 #[derive(Debug)]
@@ -87,6 +87,6 @@ impl Loaf {
 fn describe_address(text: Option<&UntrustedText>) -> String {
     text.map_or_else(
         || "an address that it does not report".to_owned(),
-        |text| text.escape_for_display(SHOWN),
+        |text| text.escape_for_display(MAX_SHOWN),
     )
 }

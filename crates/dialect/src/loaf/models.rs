@@ -14,7 +14,7 @@ use marshal_model::{ChoiceInfo, OptionState, UntrustedText};
 pub(super) const OPTION: &str = "model";
 
 /// The maximum number of models that are read; some providers have hundreds.
-const LISTED: usize = 4096;
+const MAX_LISTED: usize = 4096;
 
 /// The thinking level where the agent reports none. The agent maps it to what the model supports.
 const THINKING: &str = "MEDIUM";
@@ -74,7 +74,7 @@ impl Models {
                 label: short(offered.label),
             })
         };
-        let models: Option<BoundedList<'_, LISTED>> = listed.models.and_then(parse);
+        let models: Option<BoundedList<'_, MAX_LISTED>> = listed.models.and_then(parse);
         let offered = models.unwrap_or_default().items;
         Some(Self {
             offered: offered.into_iter().filter_map(model).collect(),

@@ -13,13 +13,13 @@ fn hello(version: &str) -> Value {
     }})
 }
 
-fn fed(server: &mut Server, message: &Value) -> Vec<Effect> {
+fn feed(server: &mut Server, message: &Value) -> Vec<Effect> {
     let mut out = Vec::new();
     server.handle_line(message.to_string().as_bytes(), &mut out);
     out
 }
 
-fn written(effects: &[Effect]) -> Vec<Value> {
+fn written_messages(effects: &[Effect]) -> Vec<Value> {
     let lines = effects.iter().filter_map(|effect| match effect {
         Effect::Write(line) => Some(line),
         _ => None,
@@ -33,7 +33,7 @@ fn written(effects: &[Effect]) -> Vec<Value> {
 }
 
 fn reply_to(server: &mut Server, message: &Value) -> Value {
-    let mut lines = written(&fed(server, message));
+    let mut lines = written_messages(&feed(server, message));
     assert_eq!(lines.len(), 1, "{message} -> {lines:?}");
     lines.remove(0)
 }
@@ -86,7 +86,7 @@ fn nothing_but_a_ping_comes_before_initialize_and_that_comes_once() {
     assert!(reply_to(&mut server, &hello("2025-06-18"))["result"].is_object());
     assert_eq!(code(&reply_to(&mut server, &hello("2025-06-18"))), -32600);
     let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-    assert_eq!(fed(&mut server, &ready), []);
+    assert_eq!(feed(&mut server, &ready), []);
     assert_eq!(
         reply_to(&mut server, &list)["result"]["tools"]
             .as_array()
@@ -125,7 +125,7 @@ fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
             .collect();
         assert_eq!(names, known, "{tool}");
         let mut server = open("2025-06-18");
-        let effects = fed(&mut server, &call(1, tool.as_str(), &full));
+        let effects = feed(&mut server, &call(1, tool.as_str(), &full));
         assert!(
             matches!(&effects[..], [Effect::Call { .. }]),
             "{tool}: {effects:?}"
@@ -137,7 +137,7 @@ fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
             less.as_object_mut().expect("an object").remove(name);
             let is_required = required.iter().any(|of| of == name);
             let mut server = open("2025-06-18");
-            let effects = fed(&mut server, &call(id, tool.as_str(), &less));
+            let effects = feed(&mut server, &call(id, tool.as_str(), &less));
             assert_eq!(
                 matches!(&effects[..], [Effect::Call { .. }]),
                 !is_required,
@@ -220,7 +220,7 @@ fn what_does_not_fit_is_refused_with_a_word() {
 fn answers_go_to_their_calls_and_late_ones_nowhere() {
     let mut server = open("2025-06-18");
     let step = json!({"step": "a", "status": "done"});
-    let effects = fed(&mut server, &call(1, "plan_step", &step));
+    let effects = feed(&mut server, &call(1, "plan_step", &step));
     let [
         Effect::Call {
             number: first,
@@ -242,7 +242,7 @@ fn answers_go_to_their_calls_and_late_ones_nowhere() {
         code(&reply_to(&mut server, &call(1, "plan_step", &step))),
         -32600
     );
-    let effects = fed(&mut server, &call(2, "plan_step", &step));
+    let effects = feed(&mut server, &call(2, "plan_step", &step));
     let [Effect::Call { number: second, .. }] = &effects[..] else {
         panic!("{effects:?}");
     };
@@ -250,14 +250,14 @@ fn answers_go_to_their_calls_and_late_ones_nowhere() {
     let denied = Err(ClientError::new(ClientErrorKind::Denied, "not \"here\""));
     server.answer_call(*second, &denied, &mut out);
     assert_eq!(
-        written(&out),
+        written_messages(&out),
         [json!({"jsonrpc": "2.0", "id": 2, "result": {
             "content": [{"type": "text", "text": "denied: not \"here\""}], "isError": true,
         }})]
     );
     let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1, "reason": "x"}});
-    assert_eq!(fed(&mut server, &cancel), [Effect::Cancelled(*first)]);
-    assert_eq!(fed(&mut server, &cancel), []);
+    assert_eq!(feed(&mut server, &cancel), [Effect::Cancelled(*first)]);
+    assert_eq!(feed(&mut server, &cancel), []);
     let mut out = Vec::new();
     server.answer_call(*first, &Ok("late".to_owned().into()), &mut out);
     assert_eq!(out, []);
@@ -269,7 +269,7 @@ fn so_many_calls_are_under_way_and_no_more() {
     let mut server = open("2025-06-18");
     let step = json!({"step": "a", "status": "done"});
     for id in 0..TOOL_CALLS as u64 {
-        let effects = fed(&mut server, &call(id, "plan_step", &step));
+        let effects = feed(&mut server, &call(id, "plan_step", &step));
         assert!(matches!(&effects[..], [Effect::Call { .. }]));
     }
     assert_eq!(
@@ -278,7 +278,7 @@ fn so_many_calls_are_under_way_and_no_more() {
     );
     let mut out = Vec::new();
     server.answer_call(1, &Ok(String::new().into()), &mut out);
-    let effects = fed(&mut server, &call(100, "plan_step", &step));
+    let effects = feed(&mut server, &call(100, "plan_step", &step));
     assert!(matches!(&effects[..], [Effect::Call { .. }]));
 }
 
@@ -304,7 +304,7 @@ fn a_line_that_is_no_message_is_answered_and_the_next_one_counts() {
     ] {
         let mut out = Vec::new();
         server.handle_line(line, &mut out);
-        let lines = written(&out);
+        let lines = written_messages(&out);
         assert_eq!(lines.len(), 1, "{line:?}");
         assert_eq!(
             code(&lines[0]),
@@ -315,7 +315,7 @@ fn a_line_that_is_no_message_is_answered_and_the_next_one_counts() {
         assert_eq!(lines[0]["id"], Value::Null);
     }
     let reply = json!({"jsonrpc": "2.0", "id": 9, "result": {}});
-    assert_eq!(fed(&mut server, &reply), []);
+    assert_eq!(feed(&mut server, &reply), []);
     let ping = json!({"jsonrpc": "2.0", "id": -3, "method": "ping"});
     assert_eq!(reply_to(&mut server, &ping)["id"], -3);
 }
@@ -325,7 +325,7 @@ fn batches_are_for_the_version_that_has_them() {
     let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
     let both = json!([ping, {"jsonrpc": "2.0", "id": 2, "method": "ping"}]);
     let mut server = open("2025-03-26");
-    assert_eq!(written(&fed(&mut server, &both)).len(), 2);
+    assert_eq!(written_messages(&feed(&mut server, &both)).len(), 2);
     assert_eq!(code(&reply_to(&mut server, &json!([]))), -32600);
     let many = json!(vec![ping; TOOL_BATCH + 1]);
     assert_eq!(code(&reply_to(&mut server, &many)), -32600);

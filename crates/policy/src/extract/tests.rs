@@ -14,11 +14,11 @@ fn extract(tool: &str, json: &str) -> Request {
 #[track_caller]
 fn reads(tool: &str, json: &str, expect: &[ReadTarget]) {
     match extract(tool, json) {
-        Request::Read { targets } => assert_eq!(places(targets), expect, "{tool} {json}"),
+        Request::Read { targets } => assert_eq!(sorted_targets(targets), expect, "{tool} {json}"),
         other => panic!("{other:?}"),
     }
 }
-fn places(mut targets: Vec<ReadTarget>) -> Vec<ReadTarget> {
+fn sorted_targets(mut targets: Vec<ReadTarget>) -> Vec<ReadTarget> {
     targets.retain(|t| !matches!(t, ReadTarget::Search { .. }));
     targets
 }
@@ -358,7 +358,7 @@ mod acp {
     fn reads_searches_and_fetches_have_their_fields() {
         let path = |path: &str| ReadTarget::Path(path.to_owned());
         let read = |kind, json| match call(kind, json) {
-            Request::Read { targets } => super::places(targets),
+            Request::Read { targets } => super::sorted_targets(targets),
             other => panic!("{kind} {json}: {other:?}"),
         };
         assert_eq!(

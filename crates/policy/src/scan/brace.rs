@@ -15,7 +15,7 @@ pub(super) enum BraceExpansion {
 }
 
 /// The maximum number of words of one expansion; their total bytes are limited too.
-const WORDS: usize = 256;
+const MAX_WORDS: usize = 256;
 const BYTES: usize = 16_384;
 /// The maximum number of steps: text without an expansion is searched again from every `{`.
 const STEPS: usize = 200_000;
@@ -84,7 +84,7 @@ fn expand_text(text: &[u8], steps: &mut usize, depth: usize) -> Result<Vec<Vec<u
             let word = [&text[..open], part, end].concat();
             bytes += word.len();
             out.push(word);
-            if out.len() > WORDS || bytes > BYTES {
+            if out.len() > MAX_WORDS || bytes > BYTES {
                 return Err(TooMany);
             }
         }
@@ -236,7 +236,7 @@ fn sequence(inside: &[u8]) -> Sequence {
     }
     let step = step.unsigned_abs().max(1);
     let count = from.abs_diff(to) / step;
-    if count >= WORDS as u64 {
+    if count >= MAX_WORDS as u64 {
         return Sequence::TooMany;
     }
     let mut out = Vec::new();

@@ -3,7 +3,7 @@
 use super::*;
 
 /// The words of each command, or `None` if the text is not plain.
-fn words(text: &str) -> Option<Vec<Vec<String>>> {
+fn strict_words(text: &str) -> Option<Vec<Vec<String>>> {
     let commands = parse_plain(text).ok()?;
     Some(
         commands
@@ -15,15 +15,15 @@ fn words(text: &str) -> Option<Vec<Vec<String>>> {
 
 #[track_caller]
 fn plain(text: &str, expect: &[&[&str]]) {
-    let got =
-        words(text).unwrap_or_else(|| panic!("{text:?} is not plain: {:?}", parse_plain(text)));
+    let got = strict_words(text)
+        .unwrap_or_else(|| panic!("{text:?} is not plain: {:?}", parse_plain(text)));
     assert_eq!(got, expect, "{text:?}");
 }
 
 #[track_caller]
 fn not_plain(text: &str) {
     assert!(
-        words(text).is_none(),
+        strict_words(text).is_none(),
         "{text:?} gives {:?}",
         parse_plain(text)
     );
