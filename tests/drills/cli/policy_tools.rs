@@ -265,7 +265,7 @@ fn labelled_requests_are_counted_with_every_miss_and_every_rule_that_nothing_hit
 }
 
 /// A night of three requests that nobody was there to decide, and two that needed nobody.
-fn night() -> Drill {
+fn unattended_run() -> Drill {
     let drill = Drill::new(POOL);
     let prompt = "read README.md\nwrite notes.txt hello\nrun curl https://example.com\nrun ninja all\nrun ninja test -j2\nrun cargo run";
     let ran = drill.run(&["run", prompt, "exit 3"]);
@@ -286,7 +286,7 @@ fn night() -> Drill {
 
 #[test]
 fn the_past_judged_again_shows_exactly_what_a_policy_changes() {
-    let drill = night();
+    let drill = unattended_run();
     let same = [
         "--json",
         "policy",
@@ -375,7 +375,7 @@ fn the_past_judged_again_shows_exactly_what_a_policy_changes() {
 
 #[test]
 fn rules_are_learned_from_what_people_allowed_and_allow_nothing_that_was_denied() {
-    let drill = night();
+    let drill = unattended_run();
     let export = drill.run(&["audit", "export"]);
     // As if a person had been there: `ninja` twice allowed, `cargo run` refused.
     let log = |second: &str| {
@@ -476,7 +476,7 @@ fn what_was_denied_in_another_spelling_is_not_allowed_by_what_is_learned() {
 
 #[test]
 fn the_report_has_what_a_person_asks_in_the_morning() {
-    let drill = night();
+    let drill = unattended_run();
     let ran = drill.run(&["report"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     for part in [

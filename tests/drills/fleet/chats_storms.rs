@@ -21,7 +21,7 @@ fn number(drill: &Drill, query: &str) -> i64 {
     found.expect(query)
 }
 
-fn dice() -> StdRng {
+fn seeded_random() -> StdRng {
     let seed = rand::random();
     println!("seed {seed}");
     StdRng::seed_from_u64(seed)
@@ -77,7 +77,7 @@ fn a_stream_that_is_cut_at_random_has_the_sequence_of_one_that_is_not() {
     let mut stream = daemon.follow(&chat, None);
     let of = turn.clone();
     let whole = thread::spawn(move || stream.turn(&of));
-    let mut dice = dice();
+    let mut dice = seeded_random();
     let mut got: Vec<StreamEvent> = Vec::new();
     for _ in 0..count(100) {
         let after = got.last().map(|told| told.id.clone());
@@ -273,7 +273,7 @@ fn a_daemon_that_is_killed_at_random_loses_and_repeats_nothing() {
     for dialect in DIALECTS {
         let drill = drill(dialect, 2);
         let mut daemon = Daemon::start(&drill);
-        let mut dice = dice();
+        let mut dice = seeded_random();
         let chats = [daemon.create("say begin"), daemon.create("say begin")];
         let mut accepted: Vec<Vec<String>> = vec![Vec::new(); chats.len()];
         let mut told: Vec<Vec<StreamEvent>> = vec![Vec::new(); chats.len()];

@@ -173,7 +173,7 @@ fn asked_of(record: &Value) -> PermissionStep {
 }
 
 /// One night; gives how many requests each step made.
-fn night(drill: &Drill) -> BTreeMap<PermissionStep, usize> {
+fn run_night(drill: &Drill) -> BTreeMap<PermissionStep, usize> {
     let mut asked: BTreeMap<PermissionStep, usize> = BTreeMap::new();
     let mut lines = String::new();
     for task in 0..count(TASKS) {
@@ -203,7 +203,7 @@ fn a_night_alone_is_on_record_proved_and_judged_again() {
     fs::write(workspace.join("docs/plan.md"), "Sleep.\n").expect("a plan");
     fs::write(workspace.join(".env"), "TOKEN=none\n").expect("a secret");
     fs::write(drill.path("stricter.toml"), STRICTER).expect("a policy");
-    let asked = night(&drill);
+    let asked = run_night(&drill);
     let total: usize = asked.values().sum();
     results(&drill, Policy::Developer);
     let found = records(&drill, &asked, Policy::Developer);

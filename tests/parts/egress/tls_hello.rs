@@ -33,7 +33,7 @@ fn say(world: &World, bench: &Bench, words: &[u8], result: Why) -> Vec<u8> {
 
 #[test]
 fn no_word_goes_out_before_it_names_the_host_in_tls() {
-    if !enter("words::no_word_goes_out_before_it_names_the_host_in_tls") {
+    if !enter("tls_hello::no_word_goes_out_before_it_names_the_host_in_tls") {
         return;
     }
     let world = World::new(&zone());
@@ -130,8 +130,9 @@ fn hiding(hello: &[u8]) -> Vec<u8> {
 
 #[test]
 fn words_that_come_with_the_connect_or_in_pieces_are_held_until_they_are_whole() {
-    if !enter("words::words_that_come_with_the_connect_or_in_pieces_are_held_until_they_are_whole")
-    {
+    if !enter(
+        "tls_hello::words_that_come_with_the_connect_or_in_pieces_are_held_until_they_are_whole",
+    ) {
         return;
     }
     let world = World::new(&zone());
@@ -168,7 +169,7 @@ fn words_that_come_with_the_connect_or_in_pieces_are_held_until_they_are_whole()
 
 #[test]
 fn the_second_hello_must_name_the_host_again() {
-    if !enter("words::the_second_hello_must_name_the_host_again") {
+    if !enter("tls_hello::the_second_hello_must_name_the_host_again") {
         return;
     }
     let world = World::new(&zone());
@@ -235,7 +236,7 @@ fn the_second_hello_must_name_the_host_again() {
 
 #[test]
 fn bytes_and_time_have_their_limits() {
-    if !enter("words::bytes_and_time_have_their_limits") {
+    if !enter("tls_hello::bytes_and_time_have_their_limits") {
         return;
     }
     let world = World::new(&zone());

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::sim::host::Machine;
 use crate::sim::ledger::Ledger;
-use crate::sim::protocol::{ChildInput, Speech, Tongue};
+use crate::sim::protocol::{ChildInput, ChildProtocol, Speech};
 use crate::sim::random::Dice;
 use crate::sim::script::{Act, Birth, Manners, Nature};
 use crate::sim::world::Twist;
@@ -71,9 +71,9 @@ impl Agent {
     ) -> Self {
         let has = |word: &str| argv.iter().any(|of| of == word);
         let tongue = if has("acp") {
-            Tongue::Acp
+            ChildProtocol::Acp
         } else {
-            Tongue::Scaiflux
+            ChildProtocol::Scaiflux
         };
         let nature = Nature::draw(machine.wildness, dice, has("--resume"));
         let reads = !machine.wildness.percent(dice, 3);
@@ -152,7 +152,7 @@ impl Agent {
             Birth::Healthy | Birth::Skewed => {}
         }
         let version = if birth == Birth::Skewed { 2 } else { 1 };
-        if self.speech.tongue == Tongue::Scaiflux {
+        if self.speech.tongue == ChildProtocol::Scaiflux {
             self.say(&self.speech.ready(version)).await?;
         } else {
             self.shake_hands(version).await?;

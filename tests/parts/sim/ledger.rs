@@ -175,7 +175,7 @@ impl Ledger {
     }
 
     /// Sessions of children that run.
-    pub(crate) fn alive(&self) -> Vec<String> {
+    pub(crate) fn running_sessions(&self) -> Vec<String> {
         let book = self.book();
         let alive = book.children.iter().filter(|child| child.alive);
         alive.map(|child| child.session.clone()).collect()

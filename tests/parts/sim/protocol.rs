@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// The protocol that it speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tongue {
+pub(crate) enum ChildProtocol {
     Scaiflux,
     Acp,
 }
@@ -32,7 +32,7 @@ pub(crate) enum ChildInput {
 /// One child's way to speak.
 #[derive(Debug)]
 pub(crate) struct Speech {
-    pub(crate) tongue: Tongue,
+    pub(crate) tongue: ChildProtocol,
     session: String,
     /// The request that the running turn answers.
     prompt: Value,
@@ -40,7 +40,7 @@ pub(crate) struct Speech {
 }
 
 impl Speech {
-    pub(crate) fn new(tongue: Tongue, session: &str) -> Self {
+    pub(crate) fn new(tongue: ChildProtocol, session: &str) -> Self {
         Self {
             tongue,
             session: format!("of-{session}"),
@@ -52,8 +52,8 @@ impl Speech {
     /// How the supervisor's journal calls a request.
     pub(crate) fn key(&self, request: &str) -> String {
         match self.tongue {
-            Tongue::Scaiflux => request.to_owned(),
-            Tongue::Acp => format!("\"{request}\""),
+            ChildProtocol::Scaiflux => request.to_owned(),
+            ChildProtocol::Acp => format!("\"{request}\""),
         }
     }
 
@@ -69,8 +69,8 @@ impl Speech {
     pub(crate) fn hear(&mut self, line: &str, version: u32) -> ChildInput {
         let message: Value = serde_json::from_str(line).unwrap_or_default();
         match self.tongue {
-            Tongue::Scaiflux => hear_scaiflux(&message),
-            Tongue::Acp => self.hear_acp(&message, version),
+            ChildProtocol::Scaiflux => hear_scaiflux(&message),
+            ChildProtocol::Acp => self.hear_acp(&message, version),
         }
     }
 
@@ -117,7 +117,7 @@ impl Speech {
     pub(crate) fn begin(&mut self, turn: String) -> Option<String> {
         self.turn = turn;
         let started = json!({"type": "turn_started", "turn_id": self.turn});
-        (self.tongue == Tongue::Scaiflux).then(|| started.to_string())
+        (self.tongue == ChildProtocol::Scaiflux).then(|| started.to_string())
     }
 
     fn update(&self, update: &Value) -> String {
@@ -128,10 +128,10 @@ impl Speech {
 
     pub(crate) fn text(&self, text: &str) -> String {
         match self.tongue {
-            Tongue::Scaiflux => {
+            ChildProtocol::Scaiflux => {
                 json!({"type": "text_delta", "turn_id": self.turn, "delta": text}).to_string()
             }
-            Tongue::Acp => self.update(&json!({"sessionUpdate": "agent_message_chunk",
+            ChildProtocol::Acp => self.update(&json!({"sessionUpdate": "agent_message_chunk",
                 "content": {"type": "text", "text": text}})),
         }
     }
@@ -139,20 +139,25 @@ impl Speech {
     pub(crate) fn call(&self, id: &str, command: &str) -> String {
         let input = json!({"command": command});
         match self.tongue {
-            Tongue::Scaiflux => json!({"type": "tool_start", "turn_id": self.turn, "tool_id": id,
+            ChildProtocol::Scaiflux => {
+                json!({"type": "tool_start", "turn_id": self.turn, "tool_id": id,
                 "name": "bash", "input": input})
-            .to_string(),
-            Tongue::Acp => self.update(&json!({"sessionUpdate": "tool_call", "toolCallId": id,
+                .to_string()
+            }
+            ChildProtocol::Acp => self
+                .update(&json!({"sessionUpdate": "tool_call", "toolCallId": id,
                 "title": "t", "kind": "execute", "status": "pending", "rawInput": input})),
         }
     }
 
     pub(crate) fn result(&self, id: &str) -> String {
         match self.tongue {
-            Tongue::Scaiflux => json!({"type": "tool_result", "turn_id": self.turn, "tool_id": id,
+            ChildProtocol::Scaiflux => {
+                json!({"type": "tool_result", "turn_id": self.turn, "tool_id": id,
                 "output": "", "is_error": false})
-            .to_string(),
-            Tongue::Acp => self.update(&json!({"sessionUpdate": "tool_call_update",
+                .to_string()
+            }
+            ChildProtocol::Acp => self.update(&json!({"sessionUpdate": "tool_call_update",
                 "toolCallId": id, "status": "completed"})),
         }
     }
@@ -160,11 +165,11 @@ impl Speech {
     pub(crate) fn ask(&self, request: &str, command: &str) -> String {
         let input = json!({"command": command});
         match self.tongue {
-            Tongue::Scaiflux => json!({"type": "permission_request", "request_id": request,
+            ChildProtocol::Scaiflux => json!({"type": "permission_request", "request_id": request,
                 "tool": "bash", "active_mode": "a", "required_mode": "b",
                 "details": {"tool_input": input}})
             .to_string(),
-            Tongue::Acp => json!({"jsonrpc": "2.0", "id": request,
+            ChildProtocol::Acp => json!({"jsonrpc": "2.0", "id": request,
                 "method": "session/request_permission", "params": {
                     "sessionId": self.session,
                     "toolCall": {"toolCallId": format!("of-{request}"), "title": "t",
@@ -178,10 +183,10 @@ impl Speech {
     /// The turn's end, by a reason in ScaiFlux's words.
     pub(crate) fn end(&self, reason: &str) -> String {
         match self.tongue {
-            Tongue::Scaiflux => json!({"type": "turn_complete", "turn_id": self.turn,
+            ChildProtocol::Scaiflux => json!({"type": "turn_complete", "turn_id": self.turn,
                 "stop_reason": reason, "input_tokens": 1, "output_tokens": 2, "mutations": []})
             .to_string(),
-            Tongue::Acp => {
+            ChildProtocol::Acp => {
                 let reason = if reason == "aborted" {
                     "cancelled"
                 } else {
@@ -195,10 +200,10 @@ impl Speech {
 
     pub(crate) fn error(&self) -> String {
         match self.tongue {
-            Tongue::Scaiflux => json!({"type": "error", "code": "x", "message": "m",
+            ChildProtocol::Scaiflux => json!({"type": "error", "code": "x", "message": "m",
                 "origin": "o", "turn_id": self.turn})
             .to_string(),
-            Tongue::Acp => json!({"jsonrpc": "2.0", "id": self.prompt,
+            ChildProtocol::Acp => json!({"jsonrpc": "2.0", "id": self.prompt,
                 "error": {"code": -32603, "message": "m"}})
             .to_string(),
         }
@@ -207,7 +212,7 @@ impl Speech {
     /// Lines that do not belong into a turn, or nowhere.
     pub(crate) const fn strange(&self) -> &'static [&'static str] {
         match self.tongue {
-            Tongue::Scaiflux => &[
+            ChildProtocol::Scaiflux => &[
                 "no JSON at all",
                 "[1,2]",
                 r#"{"type":"of the future","x":1}"#,
@@ -220,7 +225,7 @@ impl Speech {
                 r#"{"type":"state_changed","mode":"plan"}"#,
                 "",
             ],
-            Tongue::Acp => &[
+            ChildProtocol::Acp => &[
                 "no JSON at all",
                 "[1,2]",
                 r#"{"jsonrpc":"2.0"}"#,
@@ -238,8 +243,10 @@ impl Speech {
     /// The greeting once more.
     pub(crate) fn ready_again(&self) -> String {
         match self.tongue {
-            Tongue::Scaiflux => self.ready(1),
-            Tongue::Acp => r#"{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":1}}"#.to_owned(),
+            ChildProtocol::Scaiflux => self.ready(1),
+            ChildProtocol::Acp => {
+                r#"{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":1}}"#.to_owned()
+            }
         }
     }
 }

@@ -318,7 +318,7 @@ impl Stage<'_> {
     /// After a stop nothing is left.
     fn is_still(&self, calling: &Calling) {
         let ledger = &self.world.ledger;
-        for session in ledger.alive() {
+        for session in ledger.running_sessions() {
             ledger.fault(format!("a child of session {session} lives after the stop"));
         }
         for view in self.fleet.slots() {
@@ -441,7 +441,7 @@ async fn disturb(
 fn look(fleet: &FleetHandle, ledger: &Ledger) {
     let views = fleet.slots();
     ledger.print(|| format!("{views:#?}"));
-    for session in ledger.alive() {
+    for session in ledger.running_sessions() {
         let holds = |view: &marshal_fleet::SlotView| {
             view.session
                 .as_ref()
