@@ -168,7 +168,7 @@ pub(crate) async fn script_output(request: &SandboxRequest<'_>, script: &str) ->
 }
 
 /// The processes (no zombies) with `token` in their arguments or environment.
-pub(crate) fn alive(token: &str) -> Vec<u32> {
+pub(crate) fn live_processes(token: &str) -> Vec<u32> {
     let has = |path: String| {
         fs::read(path).is_ok_and(|bytes| {
             bytes

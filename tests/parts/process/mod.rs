@@ -13,7 +13,8 @@ use marshal_model::ExitStatus;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 
 use crate::children::{
-    self, Place, alive, below, is_alive, is_root, plain, profile, run, spawner, until, walled,
+    self, Place, below, is_alive, is_root, live_processes, plain, profile, run, spawner, until,
+    walled,
 };
 use crate::programs::install;
 
@@ -179,7 +180,7 @@ async fn what_an_agent_leaves_behind_dies_with_it() {
         assert_eq!(end.status, Some(ExitStatus::Code(5)));
         assert!(end.survivors_killed >= 1, "{end:?}");
         assert_eq!(end.survivors_left, 0);
-        assert_eq!(alive(&token), Vec::<u32>::new());
+        assert_eq!(live_processes(&token), Vec::<u32>::new());
         assert!(!is_alive(launched.pid));
     }
 }
@@ -206,7 +207,7 @@ async fn a_forced_stop_leaves_nothing_however_busy_it_is() {
         );
         // Where the helper was too slow to do it, who was killed may still be on its way out.
         until(CLEANUP_TIMEOUT, "all are gone", || {
-            alive(&token).is_empty() && alive(&launched.marker).is_empty()
+            live_processes(&token).is_empty() && live_processes(&launched.marker).is_empty()
         })
         .await;
         assert!(!is_alive(launched.pid));
@@ -237,7 +238,9 @@ async fn dropping_the_handle_or_the_process_is_a_forced_stop() {
                 drop(process);
             }
             until(CLEANUP_TIMEOUT, "all are gone", || {
-                alive(&token).is_empty() && alive(&marker).is_empty() && !is_alive(pid)
+                live_processes(&token).is_empty()
+                    && live_processes(&marker).is_empty()
+                    && !is_alive(pid)
             })
             .await;
         }
@@ -254,7 +257,10 @@ async fn dropping_a_start_on_its_way_leaves_nothing() {
             let limit = Duration::from_micros(delay * 400);
             drop(tokio::time::timeout(limit, spawner.spawn(plan.clone())).await);
         }
-        until(CLEANUP_TIMEOUT, "all are gone", || alive(&token).is_empty()).await;
+        until(CLEANUP_TIMEOUT, "all are gone", || {
+            live_processes(&token).is_empty()
+        })
+        .await;
     }
 }
 
@@ -340,7 +346,7 @@ async fn a_helper_killed_from_outside_is_told_apart_and_leaves_nothing() {
             "{end:?}"
         );
         until(CLEANUP_TIMEOUT, "all are gone", || {
-            alive(&token).is_empty() && alive(&launched.marker).is_empty()
+            live_processes(&token).is_empty() && live_processes(&launched.marker).is_empty()
         })
         .await;
     }
@@ -430,7 +436,8 @@ async fn nothing_outlives_a_killed_supervisor() {
         .await;
         supervisor.kill().unwrap();
         let took = until(CLEANUP_TIMEOUT, "all are gone", || {
-            tree.iter().all(|pid| !is_alive(*pid)) && alive(&format!("orphan-{token}")).is_empty()
+            tree.iter().all(|pid| !is_alive(*pid))
+                && live_processes(&format!("orphan-{token}")).is_empty()
         })
         .await;
         eprintln!("{walls}: all {} gone after {took:?}", tree.len());
@@ -483,7 +490,7 @@ async fn nothing_outlives_a_supervisor_killed_while_it_starts_children() {
         supervisor.kill().unwrap();
         supervisor.wait().unwrap();
         until(CLEANUP_TIMEOUT, "all are gone", || {
-            helpers().is_empty() && alive(&format!("orphan-{token}")).is_empty()
+            helpers().is_empty() && live_processes(&format!("orphan-{token}")).is_empty()
         })
         .await;
     }

@@ -16,7 +16,7 @@ use marshal_sandbox::{self as sandbox, SandboxRequest};
 use marshal_wire::shim::MountAccess;
 
 use crate::children::{
-    self, Place, alive, give, ids, is_root, mounts_of, plain, profile, run, spawner, until,
+    self, Place, give, ids, is_root, live_processes, mounts_of, plain, profile, run, spawner, until,
 };
 use crate::engines;
 
@@ -114,7 +114,7 @@ async fn script_output(request: &SandboxRequest<'_>, engine: &Arc<Engine>, scrip
 /// Nothing of a child is left: no process with its marker, no container, no mount.
 async fn nothing_left(place: &Place, marker: &str) {
     until(Duration::from_secs(10), "all processes gone", || {
-        alive(marker).is_empty()
+        live_processes(marker).is_empty()
     })
     .await;
     if is_root() {
@@ -293,7 +293,7 @@ async fn signals_reach_the_agent_and_what_it_leaves_is_killed() {
             .await
             .unwrap();
         let marker = launched.marker.clone();
-        assert!(!alive(&marker).is_empty(), "{engine:?}");
+        assert!(!live_processes(&marker).is_empty(), "{engine:?}");
         let mut said = String::new();
         hear(&mut launched.stdout, &mut said, "ready\n").await;
         let waits = marshal_config::StopTimeouts {
@@ -345,7 +345,7 @@ async fn a_kill_ends_everything_and_so_does_the_loss_of_the_helper() {
             assert_eq!(ended.survivors_left, 0, "{engine:?}: {ended:?}");
             // A container whose helper was killed is removed by its monitor, a moment later.
             until(Duration::from_secs(10), "processes gone", || {
-                alive(&marker).is_empty()
+                live_processes(&marker).is_empty()
             })
             .await;
             if is_root() {

@@ -206,7 +206,7 @@ impl Ground {
         .await;
         let token = nap(self.drill);
         children::until(left(), &format!("nobody of it: {when}"), || {
-            children::alive(&token).is_empty() && inside(&spaces, killed).is_empty()
+            children::live_processes(&token).is_empty() && inside(&spaces, killed).is_empty()
         })
         .await;
         children::until(CLEANUP_TIMEOUT, &format!("no group of it: {when}"), || {

@@ -146,7 +146,7 @@ async fn without_landlock_a_profile_that_takes_none_starts_and_says_so() {
 async fn nothing_is_left() {
     children::until(Duration::from_secs(20), "nothing is left", || {
         let own = children::below(std::process::id());
-        !children::alive("977532")
+        !children::live_processes("977532")
             .iter()
             .any(|pid| own.contains(pid) && is_alive(*pid))
     })

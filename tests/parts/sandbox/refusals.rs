@@ -7,7 +7,7 @@ use marshal_config as config;
 use marshal_launch::{self as launch, LaunchPlan, RunError, SpawnError, Stage};
 use marshal_sandbox as sandbox;
 
-use crate::children::{self, Place, alive, ids, is_root, profile, spawner, walled};
+use crate::children::{self, Place, ids, is_root, live_processes, profile, spawner, walled};
 use crate::programs::install;
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn nothing_of_a_failed_start_is_left() {
     children::until(limit, "helpers have gone", || {
         children::below(own).iter().all(|pid| {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            !name.starts_with("marshal") || !alive("/no/such").contains(pid)
+            !name.starts_with("marshal") || !live_processes("/no/such").contains(pid)
         })
     })
     .await;

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 use crate::sim::host::Machine;
 use crate::sim::ledger::Ledger;
 use crate::sim::protocol::{ChildInput, ChildProtocol, Speech};
-use crate::sim::random::Dice;
-use crate::sim::script::{Act, Birth, Manners, Nature};
+use crate::sim::random::SeededRandom;
+use crate::sim::script::{Act, Behaviour, Birth, Nature};
 use crate::sim::world::Twist;
 
 /// What a child holds.
@@ -39,10 +39,10 @@ pub(crate) struct Agent {
     ledger: Arc<Ledger>,
     number: usize,
     speech: Speech,
-    dice: Dice,
+    dice: SeededRandom,
     wires: Wires,
     nature: Nature,
-    manners: Manners,
+    manners: Behaviour,
     reads: bool,
     twist: Twist,
     input: Vec<u8>,
@@ -66,7 +66,7 @@ impl Agent {
         number: usize,
         session: &str,
         argv: &[String],
-        dice: &mut Dice,
+        dice: &mut SeededRandom,
         wires: Wires,
     ) -> Self {
         let has = |word: &str| argv.iter().any(|of| of == word);
@@ -81,7 +81,7 @@ impl Agent {
             ledger: Arc::clone(&machine.ledger),
             number,
             speech: Speech::new(tongue, session),
-            manners: Manners::draw(machine.wildness, dice),
+            manners: Behaviour::draw(machine.wildness, dice),
             nature,
             dice: dice.clone(),
             wires,

@@ -9,7 +9,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use crate::sim::ledger::Ledger;
-use crate::sim::random::Dice;
+use crate::sim::random::SeededRandom;
 use crate::sim::world::{Twist, Wildness};
 
 /// Answers how much room there is.
@@ -34,7 +34,7 @@ pub(crate) struct Disk {
     pub(crate) journal: Journal,
     pub(crate) stepper: Stepper,
     pub(crate) short: Arc<AtomicBool>,
-    pub(crate) dice: Dice,
+    pub(crate) dice: SeededRandom,
     pub(crate) wildness: Wildness,
     pub(crate) twist: Twist,
 }

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::sim::agent::{Agent, Wires};
 use crate::sim::ledger::Ledger;
-use crate::sim::random::Dice;
+use crate::sim::random::SeededRandom;
 use crate::sim::world::{Twist, Wildness};
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Host for Machine {
         Box::pin(async move {
             let number = self.ledger.book().seen.get("start").copied().unwrap_or(0);
             self.ledger.saw("start");
-            let mut dice = Dice::new(self.seed, 1_000_000 + number);
+            let mut dice = SeededRandom::new(self.seed, 1_000_000 + number);
             tokio::time::sleep(dice.ms(2_000)).await;
             if self.wildness.percent(&mut dice, 4) {
                 self.ledger.saw("no process");
@@ -53,7 +53,7 @@ impl Host for Machine {
         Box::pin(async move {
             let number = self.ledger.book().seen.get("check").copied().unwrap_or(0);
             self.ledger.saw("check");
-            let mut dice = Dice::new(self.seed, 2_000_000 + number);
+            let mut dice = SeededRandom::new(self.seed, 2_000_000 + number);
             tokio::time::sleep(dice.ms(20_000)).await;
             if self.wildness.percent(&mut dice, 5) {
                 tokio::time::sleep(timeout).await;
@@ -84,7 +84,7 @@ fn pair() -> (pipe::Receiver, pipe::Sender) {
 }
 
 impl Machine {
-    fn bear(&self, plan: &LaunchPlan, mut dice: Dice) -> Child {
+    fn bear(&self, plan: &LaunchPlan, mut dice: SeededRandom) -> Child {
         // A session's home has its name.
         let home = plan.env.iter().find(|(name, _)| name == "HOME");
         let home = home.map_or("", |(_, path)| path.as_str());

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Dice(u64);
+pub(crate) struct SeededRandom(u64);
 
-impl Dice {
+impl SeededRandom {
     /// Rows of different `what` are independent of each other.
     pub(crate) fn new(seed: u64, what: u64) -> Self {
         let mut dice = Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ what.rotate_left(32));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use marshal_model::ExitStatus;
 
-use crate::sim::random::Dice;
+use crate::sim::random::SeededRandom;
 use crate::sim::world::Wildness;
 
 /// How a child begins.
@@ -96,7 +96,7 @@ pub(crate) struct Nature {
 
 /// What it heeds of what it is told.
 #[derive(Debug)]
-pub(crate) struct Manners {
+pub(crate) struct Behaviour {
     pub(crate) heeds_cancel: bool,
     pub(crate) heeds_goodbye: bool,
     pub(crate) heeds_end: bool,
@@ -106,8 +106,8 @@ pub(crate) struct Manners {
     pub(crate) patience: Duration,
 }
 
-impl Manners {
-    pub(crate) fn draw(wildness: Wildness, dice: &mut Dice) -> Self {
+impl Behaviour {
+    pub(crate) fn draw(wildness: Wildness, dice: &mut SeededRandom) -> Self {
         let mut heeds = |chance| !wildness.percent(dice, chance);
         Self {
             heeds_cancel: heeds(20),
@@ -121,7 +121,7 @@ impl Manners {
 }
 
 impl Nature {
-    pub(crate) fn draw(wildness: Wildness, dice: &mut Dice, resumed: bool) -> Self {
+    pub(crate) fn draw(wildness: Wildness, dice: &mut SeededRandom, resumed: bool) -> Self {
         let births = [
             Birth::Crash,
             Birth::Crash,
@@ -147,7 +147,7 @@ impl Nature {
     }
 
     /// The acts of a turn. The last one ends it.
-    pub(crate) fn turn(&self, dice: &mut Dice) -> VecDeque<Act> {
+    pub(crate) fn turn(&self, dice: &mut SeededRandom) -> VecDeque<Act> {
         let mut acts = VecDeque::new();
         for _ in 0..dice.between(0, 6) {
             let wild = self.wildness.percent(dice, 25);
@@ -182,7 +182,7 @@ impl Nature {
     }
 }
 
-fn act(dice: &mut Dice) -> Act {
+fn act(dice: &mut SeededRandom) -> Act {
     match dice.between(0, 9) {
         0..=3 => Act::Text(usize::try_from(dice.pick(&[1, 10, 200])).expect("small")),
         4..=7 => Act::Ask {
@@ -195,7 +195,7 @@ fn act(dice: &mut Dice) -> Act {
     }
 }
 
-fn wild_act(dice: &mut Dice, code: i32) -> Act {
+fn wild_act(dice: &mut SeededRandom, code: i32) -> Act {
     match dice.between(0, 15) {
         0..=2 => Act::Crash(dice.pick(&[
             ExitStatus::Code(code),

@@ -20,14 +20,14 @@ use tokio::time::{Instant, sleep};
 use crate::sim::disk::{Disk, probe};
 use crate::sim::host::Machine;
 use crate::sim::ledger::{Ledger, Task};
-use crate::sim::random::Dice;
+use crate::sim::random::SeededRandom;
 use crate::sim::world::{self, World};
 
 /// No life may take longer, by its own clock.
 const LONGEST: Duration = Duration::from_secs(2 * 24 * 3600);
 
 /// Lives once. The last life ends as it should.
-pub(crate) fn live(world: &mut World, dice: &mut Dice, is_last: bool) {
+pub(crate) fn live(world: &mut World, dice: &mut SeededRandom, is_last: bool) {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().start_paused(true);
     builder.event_interval(world.event_interval);
@@ -35,7 +35,7 @@ pub(crate) fn live(world: &mut World, dice: &mut Dice, is_last: bool) {
     let most = dice.pick(&[5, 30, 100, 400]);
     let crash_after = (!is_last && dice.percent(80)).then(|| dice.between(1, most));
     let number = world.ledger.book().life;
-    let dice = Dice::new(world.seed, 10 + u64::from(number));
+    let dice = SeededRandom::new(world.seed, 10 + u64::from(number));
     let (spent, finished) = runtime.block_on(async {
         marshal_fleet::simulate_stamps(world.wall_us);
         let began = Instant::now();
@@ -75,7 +75,7 @@ struct Calling {
 impl Calling {
     /// A daemon takes up everything; a single run is new, or the newest that is unfinished. The
     /// last start of a world leaves nothing.
-    fn of(state: &StateDir, is_last: bool, dice: &mut Dice) -> Self {
+    fn of(state: &StateDir, is_last: bool, dice: &mut SeededRandom) -> Self {
         let mut unfinished: Vec<_> = Reader::open(state.path())
             .map(|reader| reader.unfinished_runs().expect("the unfinished runs"))
             .unwrap_or_default()
@@ -109,7 +109,7 @@ impl Calling {
     }
 }
 
-async fn one(world: &World, mut dice: Dice, is_last: bool) {
+async fn one(world: &World, mut dice: SeededRandom, is_last: bool) {
     let state = StateDir::open(
         &world.dir.path().join("state"),
         &[world.dir.path().join("workspace")],
@@ -126,7 +126,7 @@ async fn one(world: &World, mut dice: Dice, is_last: bool) {
         journal: journal.clone(),
         stepper,
         short,
-        dice: Dice::new(dice.next(), 1),
+        dice: SeededRandom::new(dice.next(), 1),
         wildness: world.wildness,
         twist: world.twist,
     };
@@ -180,12 +180,12 @@ struct Stage<'w> {
 
 impl Stage<'_> {
     /// Tasks, disturbances, and the end.
-    async fn play(&self, dice: &mut Dice, calling: &Calling) {
+    async fn play(&self, dice: &mut SeededRandom, calling: &Calling) {
         let pools = self.world.config.pools.iter();
         let disturbing = disturb(
             self.fleet.clone(),
             Arc::clone(&self.world.ledger),
-            Dice::new(dice.next(), 2),
+            SeededRandom::new(dice.next(), 2),
             pools.map(|pool| (pool.name.clone(), pool.size)).collect(),
             dice.percent(60),
         );
@@ -251,7 +251,11 @@ impl Stage<'_> {
         }
     }
 
-    async fn submit(&self, dice: &mut Dice, batch: u64) -> Option<mpsc::Receiver<Arc<TaskReport>>> {
+    async fn submit(
+        &self,
+        dice: &mut SeededRandom,
+        batch: u64,
+    ) -> Option<mpsc::Receiver<Arc<TaskReport>>> {
         let run = format!("run-{}-{batch}", self.number);
         let specs = self.specs(dice, &run);
         for _ in 0..200 {
@@ -284,7 +288,7 @@ impl Stage<'_> {
     }
 
     /// Some tasks, each known to the ledger before anybody takes it in.
-    fn specs(&self, dice: &mut Dice, run: &str) -> Vec<TaskSpec> {
+    fn specs(&self, dice: &mut SeededRandom, run: &str) -> Vec<TaskSpec> {
         let count = dice.pick(&[1, 2, 3, 3, 5, 9]);
         let mut specs = Vec::new();
         for place in 0..count {
@@ -390,7 +394,7 @@ async fn watch(mut notices: broadcast::Receiver<FleetEvent>, ledger: Arc<Ledger>
 async fn disturb(
     fleet: FleetHandle,
     ledger: Arc<Ledger>,
-    mut dice: Dice,
+    mut dice: SeededRandom,
     pools: Vec<(PoolName, u16)>,
     is_rough: bool,
 ) {

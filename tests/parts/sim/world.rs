@@ -11,7 +11,7 @@ use marshal_policy::Policy;
 use marshal_policy::extract::{self, Extractor};
 
 use crate::sim::ledger::Ledger;
-use crate::sim::random::Dice;
+use crate::sim::random::SeededRandom;
 use crate::sim::{check, supervisor_life};
 
 /// What is broken on purpose, to see that it is found.
@@ -33,7 +33,7 @@ pub(crate) enum Twist {
 pub(crate) struct Wildness(u64);
 
 impl Wildness {
-    pub(crate) fn percent(self, dice: &mut Dice, chance: u64) -> bool {
+    pub(crate) fn percent(self, dice: &mut SeededRandom, chance: u64) -> bool {
         dice.between(0, 9_999) < self.0 * chance
     }
 }
@@ -73,7 +73,7 @@ fn place() -> &'static Path {
 
 /// Runs the world of a seed.
 pub(crate) fn run(seed: u64, twist: Twist, prints: bool) -> Outcome {
-    let mut dice = Dice::new(seed, 0);
+    let mut dice = SeededRandom::new(seed, 0);
     let dir = tempfile::Builder::new()
         .prefix("marshal-sim-")
         .tempdir_in(place())
@@ -118,7 +118,7 @@ pub(crate) fn run(seed: u64, twist: Twist, prints: bool) -> Outcome {
     }
 }
 
-fn configuration(dice: &mut Dice) -> String {
+fn configuration(dice: &mut SeededRandom) -> String {
     let mut text = "[supervisor]\nmax_children = 64\n".to_owned();
     for name in ["a", "b", "c"]
         .iter()

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::arena::{Arena, Column, Who};
-use crate::children::{Place, alive, is_root, profile, script_output};
+use crate::children::{Place, is_root, live_processes, profile, script_output};
 
 /// How long everything that was left may take to go.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -47,16 +47,16 @@ fn a_daemon_ends_with_its_sandbox() {
         .output()
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&said.stdout), "begun\n");
-    assert_eq!(alive(&token), Vec::<u32>::new());
+    assert_eq!(live_processes(&token), Vec::<u32>::new());
 
     // Without walls it stays.
     let said = Command::new("sh").args(["-c", &script]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&said.stdout), "begun\n");
     let begin = Instant::now();
-    let mut left = alive(&token);
+    let mut left = live_processes(&token);
     while left.is_empty() && begin.elapsed() < CLEANUP_TIMEOUT {
         std::thread::sleep(Duration::from_millis(5));
-        left = alive(&token);
+        left = live_processes(&token);
     }
     for pid in &left {
         let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
