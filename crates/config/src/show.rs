@@ -4,25 +4,12 @@
 //! shown; everything here is safe to show. Every structure is destructured in full, so that no new
 //! key can be forgotten.
 
-mod acp;
-mod approval;
-mod budget;
-mod cache;
 mod chats;
-mod containers;
-mod delegates;
-mod egress;
-mod file_planes;
-mod hints;
-mod hooks;
-mod http;
-mod limits;
-mod policies;
+mod pool_keys;
 mod routes;
-mod runner;
 mod ssh;
-mod store;
 mod toml_text;
+mod top_tables;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -129,12 +116,16 @@ impl Config {
             let mut table = RenderedTable::new(&[]);
             table.put(
                 "hint",
-                of_hints.own().iter().map(hints::hint).collect::<Vec<_>>(),
+                of_hints
+                    .own()
+                    .iter()
+                    .map(top_tables::hint_value)
+                    .collect::<Vec<_>>(),
             );
             tables.insert(0, table);
         }
-        tables.extend(http::table(of_http));
-        tables.extend(http::tokens(tokens));
+        tables.extend(top_tables::http_table(of_http));
+        tables.extend(top_tables::token_tables(tokens));
         tables.extend(pools.iter().map(pool_table));
         tables.extend(
             sandboxes
@@ -142,18 +133,18 @@ impl Config {
                 .map(|(name, profile)| sandbox_table(name, profile)),
         );
         if pools.iter().any(|it| it.launcher == Launcher::Container) {
-            tables.push(containers::table(container));
+            tables.push(top_tables::container_table(container));
         }
         tables.extend(self.routes_to_show(routes).map(routes::route));
-        tables.push(egress::table(of_egress));
-        tables.extend(cache::table(caches));
-        tables.extend(budget::tables(prices));
-        tables.extend(delegates::tables(of_delegates));
+        tables.push(top_tables::egress_table(of_egress));
+        tables.extend(top_tables::cache_table(caches));
+        tables.extend(top_tables::price_tables(prices));
+        tables.extend(top_tables::delegate_tables(of_delegates));
         let site = site_policy.as_deref();
-        tables.extend(policies::tables(policies, site, policy_uses));
-        tables.extend(of_hooks.iter().map(hooks::hook));
+        tables.extend(top_tables::policy_tables(policies, site, policy_uses));
+        tables.extend(of_hooks.iter().map(top_tables::hook_table));
         tables.extend(chats::tables(*chat, roles, workspaces, templates));
-        tables.push(store::table(of_store));
+        tables.push(top_tables::store_table(of_store));
         EffectiveConfig { tables }
     }
 
@@ -334,9 +325,9 @@ fn pool_table(pool: &Pool) -> RenderedTable {
     table.put_optional("mode", mode.as_deref());
     table.put("resume_args", texts(resume_args));
     table.put("dialect", pool.dialect_value());
-    acp::put(&mut table, of_acp);
+    pool_keys::put_acp(&mut table, of_acp);
     if pool.dialect == DialectName::Skillpilot {
-        runner::put(&mut table, of_runner);
+        pool_keys::put_runner(&mut table, of_runner);
     }
     table.put("permission_requests", permission_requests.as_str());
     table.put("extractor", extractor_value(extractor));
@@ -346,13 +337,13 @@ fn pool_table(pool: &Pool) -> RenderedTable {
         table.put("sandbox", sandbox.as_str());
     }
     if launcher.has_built_in_sandbox() {
-        table.put("cache", cache::cache_names(caches));
+        table.put("cache", top_tables::cache_names(caches));
     }
     table.put_optional("image", image.as_deref());
     ssh::put(&mut table, far.as_deref(), *network);
     routes::put_routes(&mut table, routes);
     if let Some(rules) = of_egress {
-        egress::put(&mut table, "egress.", rules);
+        top_tables::put_egress(&mut table, "egress.", rules);
     }
     table.put("policy", policy.as_str());
     table.put_optional("shadow_policy", shadow_policy.as_deref());
@@ -375,9 +366,9 @@ fn pool_table(pool: &Pool) -> RenderedTable {
     put_timeouts(&mut table, of_timeouts);
     put_stop(&mut table, *of_stop);
     routes::rate_limit(&mut table, *of_rate_limit);
-    approval::put(&mut table, of_ask);
-    budget::put(&mut table, of_budget);
-    file_planes::put(&mut table, file_plane.as_ref());
+    pool_keys::put_approval(&mut table, of_ask);
+    top_tables::put_budget(&mut table, of_budget);
+    pool_keys::put_file_plane(&mut table, file_plane.as_ref());
     table
 }
 
@@ -523,7 +514,7 @@ fn sandbox_table(name: &str, profile: &Sandbox) -> RenderedTable {
     table.put("uid_per_slot", demands.uid_per_slot);
     table.put("limits_held", demands.limits_held);
     table.put("uid_range", demands.uid_range.to_string());
-    limits::put(&mut table, *group);
+    pool_keys::put_limits(&mut table, *group);
     table
 }
 

@@ -15,7 +15,7 @@ use marshal_model::untrusted::escape_for_display;
 use marshal_model::{DelegateError, ExitStatus, PoolName, ResourceLimits};
 use marshal_policy::delegation::{self, DelegateAnswer};
 use marshal_proxy::delegate::{DelegateClient, QueryError, SetupError};
-use marshal_telemetry::event::delegate::DelegateQueried;
+use marshal_telemetry::event::permission::DelegateQueried;
 
 /// The resource limits of a delegate's process.
 const LIMITS: ProcessLimits = ProcessLimits {

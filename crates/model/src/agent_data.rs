@@ -1,6 +1,7 @@
-//! What events of an agent carry: its usage and cost, the steps of its plan, its commands and options.
+//! What events of an agent carry: its usage and cost, the steps of its plan, its commands and
+//! options, and what a person chose of them.
 
-use super::{ChoiceInfo, UntrustedText};
+use super::UntrustedText;
 
 /// Tokens, as the agent reports them; 0 where it does not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,4 +59,48 @@ pub struct Cost {
     pub amount: f64,
     /// Its currency, as the agent names it (ISO 4217).
     pub currency: UntrustedText,
+}
+
+/// Something to choose: a mode, or a value of an option.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChoiceInfo {
+    /// Its id.
+    pub id: UntrustedText,
+    /// Its name for people.
+    pub name: Option<UntrustedText>,
+}
+
+/// What a person chose.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Setting {
+    /// A mode, by its id.
+    Mode(String),
+    /// An option's value.
+    Option {
+        /// Which option.
+        id: String,
+        /// Its value.
+        value: SettingValue,
+    },
+}
+
+impl Setting {
+    /// Whether both set the same thing, to whatever.
+    #[must_use]
+    pub fn has_same_target(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Mode(_), Self::Mode(_)) => true,
+            (Self::Option { id, .. }, Self::Option { id: of, .. }) => id == of,
+            _ => false,
+        }
+    }
+}
+
+/// The value of an option.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SettingValue {
+    /// One of those that the agent offers.
+    Choice(String),
+    /// On or off.
+    Switch(bool),
 }

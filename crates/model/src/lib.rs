@@ -5,7 +5,6 @@
 //! Must not know IO, clocks, protocols or serialisation formats.
 
 mod agent_data;
-pub mod approval;
 pub mod budget;
 pub mod canonical;
 pub mod chat;
@@ -17,18 +16,16 @@ pub mod ids;
 pub mod limits;
 pub mod notification;
 pub mod permission;
-pub mod resource_limits;
 pub mod role;
-pub mod sandbox_gap;
-pub mod setting;
+pub mod sandbox;
 pub mod slot;
 pub mod task;
 pub mod tool;
-pub mod turn;
 pub mod untrusted;
 
-pub use agent_data::{CommandInfo, Cost, OptionState, PlanEntry, Usage};
-pub use approval::{ApprovalState, RememberScope};
+pub use agent_data::{
+    ChoiceInfo, CommandInfo, Cost, OptionState, PlanEntry, Setting, SettingValue, Usage,
+};
 pub use budget::{Amount, BudgetAction, BudgetLimits, BudgetName, SpentBudget};
 pub use canonical::{CanonicalizeError, canonicalize};
 pub use chat::{
@@ -48,20 +45,20 @@ pub use ids::{
 };
 pub use notification::NotificationKind;
 pub use permission::{
-    AgentClaims, DecidedBy, Decision, DelegateError, OnTimeout, PermissionRequest,
-    PermissionRequestBounds, PermissionRequestKey, PermissionResponse, ToolClass, Verdict,
+    AgentClaims, ApprovalState, DecidedBy, Decision, DelegateError, OnTimeout, PermissionRequest,
+    PermissionRequestBounds, PermissionRequestKey, PermissionResponse, RememberScope, ToolClass,
+    Verdict,
 };
-pub use resource_limits::{LimitBackend, ResourceLimits};
 pub use role::Role;
-pub use sandbox_gap::SandboxGap;
-pub use setting::{ChoiceInfo, Setting, SettingValue};
+pub use sandbox::{LimitBackend, ResourceLimits, SandboxGap};
 pub use slot::{PoolPhase, SlotState};
-pub use task::{TaskOutcome, TaskRef, TaskSpec};
+pub use task::{
+    PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON, TaskOutcome, TaskRef, TaskSpec, TurnOutcome,
+};
 pub use tool::{
     ENGINE_SERVER, EditError, EngineCall, EngineOutput, EngineRequest, EngineResult, EngineTool,
     FileVersion, StepStatus, TextEdit,
 };
-pub use turn::{PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON, TurnOutcome};
 pub use untrusted::UntrustedText;
 
 /// Declares an enum of fixed words, with the machine-readable word of each member and a list of

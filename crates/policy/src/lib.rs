@@ -40,7 +40,6 @@ mod index;
 mod layers;
 pub mod learn;
 pub mod lint;
-mod listing;
 mod load;
 mod mask;
 mod mcp;
@@ -68,7 +67,6 @@ pub use error::LoadError;
 pub use evaluation_context::{EvaluationContext, TimeOfDay};
 pub use fs_observations::{FsObservations, RecordingResolver, ReplayResolver};
 pub use layers::{LayerText, LoadExtended};
-pub use listing::policy_names;
 pub use mask::Mask;
 pub use path::{FsContext, FsEntry, NoLinks, OpaqueFs, Resolver};
 pub use request::{CwdChange, Facts, Part, PolicyDecision, ReadTarget, Request, ToolClass};
@@ -90,6 +88,12 @@ pub fn builtin_text(name: &str) -> Option<&'static str> {
         .iter()
         .find(|(n, _)| *n == name)
         .map(|(_, text)| *text)
+}
+
+/// The names of the built-in policies that can stand alone: `guard` is only for `extends`.
+pub fn policy_names() -> impl Iterator<Item = &'static str> {
+    let names = BUILTIN.iter().map(|(name, _)| *name);
+    names.filter(|name| *name != "guard")
 }
 
 fn builtin_names() -> String {

@@ -4,7 +4,6 @@
 
 pub mod budget;
 pub mod child;
-pub mod delegate;
 pub mod egress;
 pub mod file_plane;
 pub mod hook;

@@ -1,4 +1,4 @@
-//! Permission requests and the policy that decides them.
+//! Permission requests, and the policy or the delegate that decides them.
 
 use std::time::Duration;
 
@@ -6,7 +6,10 @@ use super::WIDTH;
 use crate::labels::{EvaluationError, ToolClass};
 use crate::meters::{counter, gauge, histogram};
 use crate::names;
-use marshal_model::{DecidedBy, Decision, PermissionRequestId, SessionId, SlotId, UntrustedText};
+use marshal_model::{
+    DecidedBy, Decision, DelegateError, PermissionRequestId, PoolName, SessionId, SlotId,
+    UntrustedText,
+};
 
 /// A child sent a permission request. A [`PermissionDecided`] follows each.
 #[derive(Debug)]
@@ -113,6 +116,34 @@ impl PolicyEvaluated {
         if let Some(error) = self.error {
             counter(&names::POLICY_ERRORS, &[error.as_str()]).increment(1);
             tracing::warn!(reason = %error, "policy could not evaluate a permission request: denied");
+        }
+    }
+}
+
+/// A pool's delegate was consulted.
+#[derive(Debug)]
+pub struct DelegateQueried<'a> {
+    /// The pool.
+    pub pool: &'a PoolName,
+    /// The delegate's name.
+    pub delegate: &'a str,
+    /// How long it took, including the wait in its queue.
+    pub took: Duration,
+    /// Why it gave no decision, with a detail for the operator. The agent never sees it.
+    pub error: Option<(DelegateError, &'a str)>,
+}
+
+impl DelegateQueried<'_> {
+    /// Observes the duration, and counts and logs an error.
+    pub fn emit(self) {
+        histogram(&names::DELEGATE_SECONDS, &[self.pool.as_str()]).record(self.took);
+        if let Some((error, why)) = self.error {
+            counter(
+                &names::DELEGATE_ERRORS,
+                &[self.pool.as_str(), error.as_str()],
+            )
+            .increment(1);
+            tracing::warn!(pool = %self.pool, delegate = self.delegate, %error, why, took = ?self.took, "a delegate gave no decision, so the request is denied");
         }
     }
 }

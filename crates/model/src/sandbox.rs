@@ -1,4 +1,4 @@
-//! Resource limits of a child together with its descendants: processes, memory, swap, CPU.
+//! Resource limits of a sandbox, and the layers that it can lack.
 
 use super::string_enum;
 
@@ -47,3 +47,26 @@ impl Default for ResourceLimits {
         Self::NONE
     }
 }
+
+string_enum!(
+    /// A layer that is missing, as events and `marshal_sandbox_degraded_total{feature}`
+    /// name it.
+    SandboxGap {
+        /// It has the uid of the supervisor's user, like all its neighbours.
+        SharedUid = "shared_uid",
+        /// Landlock, or the version of it that its profile names.
+        Landlock = "landlock",
+        /// Landlock's rules for ports, on the host's network: it can listen on the port of another
+        /// service.
+        LandlockNet = "landlock_net",
+        /// Landlock's scope of abstract sockets, on the host's network: it reaches those of the
+        /// host.
+        LandlockScope = "landlock_scope",
+        /// The limit of memory by a cgroup.
+        Memory = "cgroup.memory",
+        /// The limit of processes by a cgroup.
+        Pids = "cgroup.pids",
+        /// The limit of CPU time by a cgroup.
+        Cpu = "cgroup.cpu",
+    }
+);

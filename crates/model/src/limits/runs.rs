@@ -1,6 +1,44 @@
-//! Limits of budgets, and of runs that end at a time.
+//! Task files, runs, and budgets.
+//!
+//! As in `limits.rs`, each has its unit and its reason.
 
 use std::time::Duration;
+
+/// How long a daemon waits for room in the queues before it offers an unfinished run again.
+pub const RUN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Tasks that wait in one pool's queue.
+pub const POOL_QUEUE: usize = 100_000;
+
+/// Bytes of a task file, and of a prompt.
+pub const TASK_FILE_BYTES: usize = 64 << 20;
+
+/// Bytes of one prompt.
+pub const PROMPT_BYTES: usize = 1 << 20;
+
+/// Sendings that one task may ask for.
+pub const TASK_ATTEMPTS: u32 = 100;
+
+/// Words in the argv of one task's check.
+pub const CHECK_WORDS: usize = 256;
+
+/// Errors of task files that are listed one by one.
+pub const TASK_ERRORS: usize = 100;
+
+/// How long the command line waits, after everything was killed, for the last reports.
+pub const KILLED_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often one task's prompt may be sent.
+pub const ATTEMPTS: u32 = 100;
+
+/// Bytes of an agent's answer kept for a task's report.
+pub const ANSWER_BYTES: usize = 4 << 10;
+
+/// How long a check may run.
+pub const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// Bytes kept of what a check prints.
+pub const CHECK_OUTPUT_BYTES: usize = 64 << 10;
 
 /// Requests that a policy's `[budget]` may count.
 pub const BUDGET_ALLOWS: u64 = 10_000;
