@@ -251,8 +251,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn approvals(&mut self, asked: ApprovalOp) -> Result<Reply, ClientError> {
-        self.request(&Request::Approvals(asked)).await
+    pub async fn approvals(&mut self, op: ApprovalOp) -> Result<Reply, ClientError> {
+        self.request(&Request::Approvals(op)).await
     }
 
     /// The policies in force, by pool; after a reload if `reload` is set.

@@ -78,7 +78,7 @@ pub enum EngineError {
     },
     /// The image is not on this host.
     #[error(
-        "{program} does not have the image {image}, and marshal pulls no images: {said}; run {program} pull {image}"
+        "{program} does not have the image {image}, and marshal pulls no images: {output}; run {program} pull {image}"
     )]
     NoImage {
         /// The program's name.
@@ -86,33 +86,33 @@ pub enum EngineError {
         /// The image's name.
         image: String,
         /// The program's message.
-        said: String,
+        output: String,
     },
     /// The image of that name has another digest.
-    #[error("the image {image} of {program} has another digest: {said}")]
+    #[error("the image {image} of {program} has another digest: {output}")]
     OtherImage {
         /// The program's name.
         program: &'static str,
         /// The image's name.
         image: String,
         /// The id and the digests of the image.
-        said: String,
+        output: String,
     },
     /// The output of the program is not valid.
-    #[error("{program} printed no id for the image {image}, but {said:?}")]
+    #[error("{program} printed no id for the image {image}, but {output:?}")]
     Garbage {
         /// The program's name.
         program: &'static str,
         /// The image's name.
         image: String,
         /// The program's output.
-        said: String,
+        output: String,
     },
     /// The containers of an earlier start cannot be removed.
-    #[error("cannot remove the containers of an earlier start: {said}")]
+    #[error("cannot remove the containers of an earlier start: {output}")]
     LeftoverContainers {
         /// The engine's message.
-        said: String,
+        output: String,
     },
 }
 
@@ -244,7 +244,7 @@ async fn resolve_image(
         return Err(EngineError::NoImage {
             program,
             image,
-            said: display_output(&finished.stderr),
+            output: display_output(&finished.stderr),
         });
     }
     let output = display_output(&finished.stdout);
@@ -257,7 +257,7 @@ async fn resolve_image(
         return Err(EngineError::Garbage {
             program,
             image,
-            said: output,
+            output: output,
         });
     }
     let is_meant = if let Some(wanted) = image.strip_prefix("sha256:") {
@@ -273,7 +273,7 @@ async fn resolve_image(
         Err(EngineError::OtherImage {
             program,
             image,
-            said: output,
+            output: output,
         })
     }
 }
@@ -290,7 +290,7 @@ async fn sweep(container: &Container, spawner: &Spawner, state: &Path) -> Result
     let finished = run_command(container, &words, program, "its containers", spawner).await?;
     if finished.status.shell_code() != 0 {
         return Err(EngineError::LeftoverContainers {
-            said: display_output(&finished.stderr),
+            output: display_output(&finished.stderr),
         });
     }
     let text = String::from_utf8_lossy(&finished.stdout).into_owned();
@@ -311,7 +311,7 @@ async fn sweep(container: &Container, spawner: &Spawner, state: &Path) -> Result
         .await?;
         if finished.status.shell_code() != 0 {
             return Err(EngineError::LeftoverContainers {
-                said: display_output(&finished.stderr),
+                output: display_output(&finished.stderr),
             });
         }
     }

@@ -38,8 +38,8 @@ pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {
     if description.is_empty() {
         return text;
     }
-    let room = width.saturating_sub(text.chars().count() + 1).max(LEAST);
-    format!("{text} {}", escape_for_display(&description, room))
+    let remaining = width.saturating_sub(text.chars().count() + 1).max(LEAST);
+    format!("{text} {}", escape_for_display(&description, remaining))
 }
 
 /// Describes a child's start: its sandbox layers, how its limits are enforced, and what is missing.

@@ -215,9 +215,9 @@ impl EventStream {
 }
 
 /// Removes a complete event from the front of the buffer. Comments and retry hints have no data.
-fn cut(held: &mut Vec<u8>) -> Option<ServerSentEvent> {
-    let end = held.windows(2).position(|two| two == b"\n\n")?;
-    let text: Vec<u8> = held.drain(..end + 2).collect();
+fn cut(buffer: &mut Vec<u8>) -> Option<ServerSentEvent> {
+    let end = buffer.windows(2).position(|two| two == b"\n\n")?;
+    let text: Vec<u8> = buffer.drain(..end + 2).collect();
     let text = String::from_utf8_lossy(&text);
     let mut event = ServerSentEvent {
         id: None,
@@ -241,18 +241,18 @@ mod tests {
     fn events_are_cut_wherever_the_pieces_end() {
         let text = b"retry: 1000\n\nid: 1-2\nevent: chunk\ndata: {\"a\":1}\n\n: nothing new\n\nid: 1-3\ndata: {}\n\n";
         for step in 1..text.len() {
-            let mut held = Vec::new();
+            let mut buffer = Vec::new();
             let mut found = Vec::new();
             for piece in text.chunks(step) {
-                held.extend_from_slice(piece);
-                while let Some(event) = cut(&mut held) {
+                buffer.extend_from_slice(piece);
+                while let Some(event) = cut(&mut buffer) {
                     found.extend(Some(event).filter(|event| !event.data.is_empty()));
                 }
             }
             let ids: Vec<_> = found.iter().map(|event| event.id.as_deref()).collect();
             assert_eq!(ids, [Some("1-2"), Some("1-3")], "{step}");
             assert_eq!(found[0].data, "{\"a\":1}");
-            assert!(held.is_empty());
+            assert!(buffer.is_empty());
         }
     }
 }

@@ -187,32 +187,35 @@ async fn land_bundle(
     };
     let what = format!("take-{}", uuid::Uuid::now_v7());
     let (part, place) = branch::create_scratch(&copies, &what, owner)?;
-    let walls = UnpackSandbox {
+    let sandbox_args = UnpackSandbox {
         config,
         ids,
         repository: &repository,
         bundle: &bundle,
         place: &place,
     };
-    let done = unpack(&spawner, &walls, session, &record, &head).await;
+    let done = unpack(&spawner, &sandbox_args, session, &record, &head).await;
     branch::remove_scratch(&copies, &part);
     done
 }
 
 async fn unpack(
     spawner: &Spawner,
-    walls: &UnpackSandbox<'_>,
+    sandbox_args: &UnpackSandbox<'_>,
     session: &SessionId,
     record: &CloneRecord,
     head: &BundleHeader,
 ) -> Result<LandedBranch, LandBranchError> {
     let name = branch::branch_name(session);
-    let plan = walls.plan(head, &name)?;
+    let plan = sandbox_args.plan(head, &name)?;
     let run = launch::run_to_end(spawner, plan, GIT_TREE_TIMEOUT, GIT_OUTPUT_BYTES).await?;
     if run.status != ExitStatus::Code(0) {
-        let said = String::from_utf8_lossy(&run.stderr).into_owned();
-        let said = untrusted::escape_for_display(said.trim(), 400);
-        return Err(LandBranchError::Refused(format!("{}: {said}", run.status)));
+        let message = String::from_utf8_lossy(&run.stderr).into_owned();
+        let message = untrusted::escape_for_display(message.trim(), 400);
+        return Err(LandBranchError::Refused(format!(
+            "{}: {message}",
+            run.status
+        )));
     }
     let taken = |was_there| LandedBranch {
         branch: name.clone(),
@@ -224,7 +227,7 @@ async fn unpack(
         UnpackOutcome::Checked { pack, has } => (pack, has),
         UnpackOutcome::Blocked => return Err(LandBranchError::Blocked),
         UnpackOutcome::Reftable => {
-            return Err(LandBranchError::Reftable(display_path(walls.bundle)));
+            return Err(LandBranchError::Reftable(display_path(sandbox_args.bundle)));
         }
     };
     match has {
@@ -232,8 +235,8 @@ async fn unpack(
         Some(has) if has == head.tip => return Ok(taken(true)),
         Some(has) => return Err(LandBranchError::Exists { branch: name, has }),
     }
-    let git = Root::open_resolved(walls.repository)?;
-    let packs = walls.place.join("objects/pack");
+    let git = Root::open_resolved(sandbox_args.repository)?;
+    let packs = sandbox_args.place.join("objects/pack");
     // Git has ended, and it could only write its own files: a link among them cannot lead
     // elsewhere.
     let from = Root::open_resolved(&packs)?;
@@ -263,7 +266,7 @@ impl UnpackSandbox<'_> {
                 identity: Some((meta.dev(), meta.ino())),
             })
         };
-        let walls = sandbox::plan(&SandboxRequest {
+        let sandbox_args = sandbox::plan(&SandboxRequest {
             home: Some(tree(self.place, MountAccess::Rw)?),
             extra_mounts: ExtraMounts {
                 trees: vec![
@@ -290,7 +293,7 @@ impl UnpackSandbox<'_> {
             env: git.env.into_iter().chain([path]).collect(),
             cwd: "/".to_owned(),
             limits,
-            sandbox: SandboxSpec::Shim(Box::new(walls)),
+            sandbox: SandboxSpec::Shim(Box::new(sandbox_args)),
             preamble: Vec::new(),
         })
     }
@@ -305,9 +308,9 @@ fn ids() -> Result<(HostIds, Option<LockedBlock>), LandBranchError> {
     if uid != 0 {
         return Ok((HostIds::Own { uid, gid }, None));
     }
-    let held = uids::acquire(&Sources::host(), 1, marshal_config::UidRange::Auto)?;
-    let slot_uid = held.block().first;
-    Ok((HostIds::Root { slot_uid }, Some(held)))
+    let guard = uids::acquire(&Sources::host(), 1, marshal_config::UidRange::Auto)?;
+    let slot_uid = guard.block().first;
+    Ok((HostIds::Root { slot_uid }, Some(guard)))
 }
 
 /// The directory of a session's clone: among the daemon's sessions, or in a run with a separate

@@ -93,11 +93,11 @@ mod tests {
     #[test]
     fn whoever_asks_where_nobody_is_gets_an_error_with_its_id() {
         let came = "\nno JSON\n{\"jsonrpc\":\"2.0\",\"method\":\"x\"}\n{\"jsonrpc\":\"2.0\",\"id\":\"a\",\"method\":\"initialize\"}\n{\"id\":2}\n";
-        let mut said = Vec::new();
-        refuse(came.as_bytes(), &mut said, "nobody").expect("written");
-        let said: serde_json::Value = serde_json::from_slice(&said).expect("one line");
-        assert_eq!(said["id"], "a");
-        assert_eq!(said["error"]["code"], -32603);
-        assert_eq!(said["error"]["message"], "nobody");
+        let mut reply = Vec::new();
+        refuse(came.as_bytes(), &mut reply, "nobody").expect("written");
+        let reply: serde_json::Value = serde_json::from_slice(&reply).expect("one line");
+        assert_eq!(reply["id"], "a");
+        assert_eq!(reply["error"]["code"], -32603);
+        assert_eq!(reply["error"]["message"], "nobody");
     }
 }

@@ -400,7 +400,7 @@ mod tests {
             caller.check_link(path, 1001),
             Err(Untrusted::Owner { .. })
         ));
-        let far = |owner, mode| {
+        let file = |owner, mode| {
             let rights = Rights {
                 owner,
                 mode,
@@ -408,9 +408,9 @@ mod tests {
             };
             caller.check_ancestor(path, &rights)
         };
-        assert!(far(0, 0o1777).is_ok());
-        assert!(matches!(far(1001, 0o1777), Err(Untrusted::Owner { .. })));
-        assert!(matches!(far(0, 0o777), Err(Untrusted::Writable { .. })));
-        assert!(matches!(far(0, 0o775), Err(Untrusted::Writable { .. })));
+        assert!(file(0, 0o1777).is_ok());
+        assert!(matches!(file(1001, 0o1777), Err(Untrusted::Owner { .. })));
+        assert!(matches!(file(0, 0o777), Err(Untrusted::Writable { .. })));
+        assert!(matches!(file(0, 0o775), Err(Untrusted::Writable { .. })));
     }
 }

@@ -161,38 +161,41 @@ mod tests {
 
     #[tokio::test]
     async fn the_first_signal_stops_and_the_second_kills() {
-        let gentle = daemon_of(FakeFleet::new()).await;
-        gentle.signals.send(Signal::Hangup).await.expect("sent");
-        gentle.signals.send(Signal::Terminate).await.expect("sent");
-        assert_eq!(gentle.done.await.expect("ends"), Exit::Done);
-        assert_eq!(gentle.fleet.stops(), [Stop::Graceful]);
-        assert_eq!(gentle.fleet.reloads(), 1);
-        let told = gentle.err.text();
-        assert!(told.contains("listening on http://127.0.0.1:"), "{told}");
-        assert!(matches!(daemon(gentle.dir.path()).await, Ok(None)));
+        let polite = daemon_of(FakeFleet::new()).await;
+        polite.signals.send(Signal::Hangup).await.expect("sent");
+        polite.signals.send(Signal::Terminate).await.expect("sent");
+        assert_eq!(polite.done.await.expect("ends"), Exit::Done);
+        assert_eq!(polite.fleet.stops(), [Stop::Graceful]);
+        assert_eq!(polite.fleet.reloads(), 1);
+        let err_text = polite.err.text();
+        assert!(
+            err_text.contains("listening on http://127.0.0.1:"),
+            "{err_text}"
+        );
+        assert!(matches!(daemon(polite.dir.path()).await, Ok(None)));
 
         let stubborn = FakeFleet::new();
         stubborn.be_stubborn();
-        let held = daemon_of(stubborn).await;
-        held.signals.send(Signal::Terminate).await.expect("sent");
+        let daemon = daemon_of(stubborn).await;
+        daemon.signals.send(Signal::Terminate).await.expect("sent");
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert!(!held.done.is_finished());
-        held.signals.send(Signal::Interrupt).await.expect("sent");
-        assert_eq!(held.done.await.expect("ends"), Exit::Interrupted);
-        assert_eq!(held.fleet.stops(), [Stop::Graceful, Stop::Now]);
+        assert!(!daemon.done.is_finished());
+        daemon.signals.send(Signal::Interrupt).await.expect("sent");
+        assert_eq!(daemon.done.await.expect("ends"), Exit::Interrupted);
+        assert_eq!(daemon.fleet.stops(), [Stop::Graceful, Stop::Now]);
     }
 
     #[tokio::test]
     async fn a_door_that_does_not_close_is_left_by_a_second_signal() {
-        let held = daemon_with(FakeFleet::new(), |listeners| {
+        let daemon = daemon_with(FakeFleet::new(), |listeners| {
             listeners.serve_also(std::future::pending());
         });
-        let held = held.await;
-        held.signals.send(Signal::Terminate).await.expect("sent");
+        let daemon = daemon.await;
+        daemon.signals.send(Signal::Terminate).await.expect("sent");
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert!(!held.done.is_finished());
-        held.signals.send(Signal::Terminate).await.expect("sent");
-        assert_eq!(held.done.await.expect("ends"), Exit::Terminated);
+        assert!(!daemon.done.is_finished());
+        daemon.signals.send(Signal::Terminate).await.expect("sent");
+        assert_eq!(daemon.done.await.expect("ends"), Exit::Terminated);
     }
 
     #[tokio::test]
@@ -231,8 +234,14 @@ mod tests {
         ));
         let ended = listen(&taken.into(), Role::Daemon, &mut streams.err).await;
         assert_eq!(ended.expect_err("ends"), Exit::CannotStart);
-        let told = err.text();
-        assert!(told.contains("note: cannot listen on 127.0.0.1:"), "{told}");
-        assert!(told.contains("continuing without /metrics"), "{told}");
+        let err_text = err.text();
+        assert!(
+            err_text.contains("note: cannot listen on 127.0.0.1:"),
+            "{err_text}"
+        );
+        assert!(
+            err_text.contains("continuing without /metrics"),
+            "{err_text}"
+        );
     }
 }

@@ -206,8 +206,8 @@ impl AutoApproveModes {
 
 /// A normalised name: lower case, letters and digits only.
 fn normalize_name(name: &str) -> String {
-    let kept = name.chars().filter(|c| c.is_alphanumeric());
-    kept.flat_map(char::to_lowercase).collect()
+    let letters = name.chars().filter(|c| c.is_alphanumeric());
+    letters.flat_map(char::to_lowercase).collect()
 }
 
 /// What the schema says of ids that agents give: any text that is one line.

@@ -83,8 +83,8 @@ pub(super) fn read(
             .or(named)
             .map_or_else(|| pool.place.clone(), |item| item.place);
         let elsewhere = preset.is_some_and(|preset| preset.writes_model(is_routed));
-        let told = model.as_ref().filter(|_| !elsewhere);
-        set_model = check_placeholder_used(pool, &words, &place, "model", told, speaks);
+        let model_arg = model.as_ref().filter(|_| !elsewhere);
+        set_model = check_placeholder_used(pool, &words, &place, "model", model_arg, speaks);
         set_mode = check_placeholder_used(pool, &words, &place, "mode", mode.as_ref(), speaks);
     }
     let script = command::is_script_agent(&words);

@@ -107,7 +107,7 @@ impl Hints {
             .chain(BUILT_IN.iter())
             .filter(|hint| hint.applies_to(evidence))
             .collect();
-        let says = |line: &str, not: HintTarget| {
+        let matches = |line: &str, not: HintTarget| {
             let mut fitting = rows
                 .iter()
                 .filter(|hint| hint.target != not && hint.pattern.is_match(line));
@@ -121,8 +121,8 @@ impl Hints {
             .stderr
             .iter()
             .map(|line| truncate_for_matching(line.raw()));
-        messages.any(|line| says(line, HintTarget::Stderr))
-            || stderr.any(|line| says(line, HintTarget::Message))
+        messages.any(|line| matches(line, HintTarget::Stderr))
+            || stderr.any(|line| matches(line, HintTarget::Message))
     }
 }
 

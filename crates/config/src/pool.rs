@@ -189,9 +189,10 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         acp_mode: section.get("mode").map(|item| item.place),
     };
     let launcher = value_or(launcher, Launcher::Unshare);
-    let far = ssh::read(&section, context.dir, launcher);
+    let ssh_target = ssh::read(&section, context.dir, launcher);
     let env = environment::read(&section.section("env"), context.is_discovered, context.dir);
-    let (workspace, env) = ssh::remote_workspace_and_env(&section, far.as_deref(), workspace, env);
+    let (workspace, env) =
+        ssh::remote_workspace_and_env(&section, ssh_target.as_deref(), workspace, env);
     let pool = Pool {
         name: pool_name,
         size,
@@ -214,7 +215,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         extractor: agent.extractor,
         shell_cwd: value_or(section.keyword("shell_cwd", &[]), ShellCwd::Workspace),
         launcher,
-        ssh: far,
+        ssh: ssh_target,
         image: container::read_image(&section),
         sandbox: read_sandbox_profile(&section, launcher, context),
         egress,

@@ -311,17 +311,17 @@ mod tests {
         assert_eq!(ALL.len(), PRESETS.len());
         for (name, text) in PRESETS {
             let preset = read(name, text).unwrap_or_else(|error| panic!("{name}: {error}"));
-            let says = |key: &str| preset.pool_text_at(&[key], true);
+            let text_at = |key: &str| preset.pool_text_at(&[key], true);
             assert!(
-                says("dialect").is_some() && says("permission_requests").is_some(),
+                text_at("dialect").is_some() && text_at("permission_requests").is_some(),
                 "{name}"
             );
-            let extractor = says("extractor").expect("an extractor");
+            let extractor = text_at("extractor").expect("an extractor");
             assert!(EXTRACTORS.contains(&extractor.as_str()), "{name}");
             assert!(!preset.evidence.is_empty(), "{name}");
             let known = ["yes: ", "no: ", "unknown: "];
-            let says = known.iter().any(|word| preset.proxies.starts_with(word));
-            assert!(says, "{name}: {}", preset.proxies);
+            let is_known = known.iter().any(|word| preset.proxies.starts_with(word));
+            assert!(is_known, "{name}: {}", preset.proxies);
             // Nothing here has to run in a pool whose profile shows less than its agent needs.
             assert_eq!(preset.proc, ProcMode::Pid.as_str(), "{name}");
             assert!(!UNSUPPORTED_AGENTS.contains(name), "{name}");

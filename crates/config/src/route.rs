@@ -246,22 +246,22 @@ impl AllowedRequest {
         if self.method != method || !is_plain_path(path) {
             return false;
         }
-        let mut asked = path[1..].split('/');
+        let mut actual = path[1..].split('/');
         let fits = self.segments.iter().all(|segment| {
-            let asked = asked.next();
-            asked.is_some_and(|asked| segment_matches(segment, asked))
+            let next = actual.next();
+            next.is_some_and(|next| segment_matches(segment, next))
         });
-        fits && asked.next().is_none()
+        fits && actual.next().is_none()
     }
 }
 
-fn segment_matches(segment: &str, asked: &str) -> bool {
+fn segment_matches(segment: &str, actual: &str) -> bool {
     match segment.split_once('*') {
-        None => segment == asked,
+        None => segment == actual,
         Some((before, after)) => {
-            asked.len() > before.len() + after.len()
-                && asked.starts_with(before)
-                && asked.ends_with(after)
+            actual.len() > before.len() + after.len()
+                && actual.starts_with(before)
+                && actual.ends_with(after)
         }
     }
 }

@@ -156,7 +156,7 @@ fn table_schema(forms: &KeyTypes, key: &str) -> Map<String, Value> {
 
 /// What is said of one form.
 fn type_schema(forms: &KeyTypes, key: &str, form: &ValueType) -> Map<String, Value> {
-    let said = match form {
+    let description = match form {
         ValueType::Table | ValueType::NamedTable(_) | ValueType::OpenTable => {
             json!({"type": "object"})
         }
@@ -188,7 +188,7 @@ fn type_schema(forms: &KeyTypes, key: &str, form: &ValueType) -> Map<String, Val
             "pattern": unit_pattern(&units::size_units(), *bounds.start() == 0, SIZE_DIGITS),
         }),
     };
-    match said {
+    match description {
         Value::Object(object) => object,
         _ => Map::new(),
     }

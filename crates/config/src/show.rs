@@ -389,8 +389,10 @@ fn put_env(table: &mut RenderedTable, env: &Env, preset: Option<&Preset>) {
     } = env;
     table.put("env.pass", texts(pass));
     let is_own = |name: &str, value: &str| {
-        let says = |preset: &Preset| preset.pool_text_at(&["env", "set", name], true);
-        preset.and_then(says).is_some_and(|says| says == value)
+        let preset_value = |preset: &Preset| preset.pool_text_at(&["env", "set", name], true);
+        preset
+            .and_then(preset_value)
+            .is_some_and(|preset_value| preset_value == value)
     };
     let plain = set.iter().filter(|(name, value)| !is_own(name, value));
     let plain = plain.map(|(name, value)| {

@@ -326,11 +326,11 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, is_discovere
 /// nor written here, and the default PATH.
 pub(super) fn remote_workspace_and_env(
     section: &Section<'_>,
-    far: Option<&Ssh>,
+    target: Option<&Ssh>,
     workspace: Workspace,
     mut env: Env,
 ) -> (Workspace, Env) {
-    let Some(ssh) = far else {
+    let Some(ssh) = target else {
         return (workspace, env);
     };
     if section.section("env").get("path_add").is_none() {

@@ -214,17 +214,17 @@ pub(super) fn check_outside_workspaces<'c>(
     let mut all: Vec<_> = hooks.iter().flat_map(hook_paths).collect();
     all.extend(delegates.flat_map(delegate_paths));
     for draft in drafts {
-        let mut told: Vec<&TrustedPath> = Vec::new();
+        let mut listed: Vec<&TrustedPath> = Vec::new();
         let written: Vec<&Path> = writable_dirs(&draft.pool).map(|(dir, _)| dir).collect();
         let is_written = |of: &&TrustedPath| written.iter().any(|dir| of.path.starts_with(dir));
         for of in all.iter().filter(is_written) {
-            if told
+            if listed
                 .iter()
                 .any(|other| other.path == of.path && other.key == of.key)
             {
                 continue;
             }
-            told.push(of);
+            listed.push(of);
             let message = format!(
                 "the agent could write {}, {} ({})",
                 quote(&of.path.to_string_lossy()),

@@ -136,13 +136,19 @@ mod tests {
 
     #[test]
     fn an_id_is_used_once() {
-        let (mut asks, mut ids) = (OpenRequests::default(), RequestIds::default());
-        let key = asks.open(&mut ids, "a", ()).unwrap();
+        let (mut requests, mut ids) = (OpenRequests::default(), RequestIds::default());
+        let key = requests.open(&mut ids, "a", ()).unwrap();
         assert_eq!((key.id.as_str(), key.serial), ("a", 1));
-        assert_eq!(asks.open(&mut ids, "a", ()), Err(RejectReason::Duplicate));
-        assert_eq!(asks.close("a"), Some((key, ())));
-        assert_eq!(asks.close("a"), None);
-        assert_eq!(asks.open(&mut ids, "a", ()), Err(RejectReason::Duplicate));
+        assert_eq!(
+            requests.open(&mut ids, "a", ()),
+            Err(RejectReason::Duplicate)
+        );
+        assert_eq!(requests.close("a"), Some((key, ())));
+        assert_eq!(requests.close("a"), None);
+        assert_eq!(
+            requests.open(&mut ids, "a", ()),
+            Err(RejectReason::Duplicate)
+        );
         // For any kind of request.
         let mut others: OpenRequests<()> = OpenRequests::default();
         assert_eq!(others.open(&mut ids, "a", ()), Err(RejectReason::Duplicate));
@@ -150,47 +156,53 @@ mod tests {
 
     #[test]
     fn an_id_that_was_forgotten_is_another_request_and_never_while_the_first_is_open() {
-        let (mut asks, mut ids) = (OpenRequests::default(), RequestIds::default());
+        let (mut requests, mut ids) = (OpenRequests::default(), RequestIds::default());
         let mut others = OpenRequests::default();
-        let first = asks.open(&mut ids, "a", ()).unwrap();
+        let first = requests.open(&mut ids, "a", ()).unwrap();
         for n in 0..limits::REMEMBERED_REQUEST_IDS {
             let of = others.open(&mut ids, &format!("{n}"), ()).unwrap();
             others.close_by_key(&of).unwrap();
         }
         // Forgotten, but open: it closes the first request and is itself rejected.
         assert_eq!(
-            asks.close_duplicate(&mut ids, "a"),
+            requests.close_duplicate(&mut ids, "a"),
             Some((first.clone(), ()))
         );
-        assert_eq!(asks.open(&mut ids, "a", ()), Err(RejectReason::Duplicate));
+        assert_eq!(
+            requests.open(&mut ids, "a", ()),
+            Err(RejectReason::Duplicate)
+        );
         for n in 0..limits::REMEMBERED_REQUEST_IDS {
             let of = others.open(&mut ids, &format!("more {n}"), ()).unwrap();
             others.close_by_key(&of).unwrap();
         }
-        let second = asks.open(&mut ids, "a", ()).unwrap();
+        let second = requests.open(&mut ids, "a", ()).unwrap();
         assert_ne!(first, second);
-        assert_eq!(asks.close_by_key(&first), None);
-        assert_eq!(asks.close_by_key(&second), Some(()));
+        assert_eq!(requests.close_by_key(&first), None);
+        assert_eq!(requests.close_by_key(&second), Some(()));
     }
 
     #[test]
     fn neither_set_grows_without_end() {
-        let (mut asks, mut ids) = (OpenRequests::default(), RequestIds::default());
+        let (mut requests, mut ids) = (OpenRequests::default(), RequestIds::default());
         for n in 0..limits::OPEN_PERMISSION_REQUESTS {
-            assert!(asks.open(&mut ids, &n.to_string(), ()).is_ok());
+            assert!(requests.open(&mut ids, &n.to_string(), ()).is_ok());
         }
         assert_eq!(
-            asks.open(&mut ids, "one more", ()),
+            requests.open(&mut ids, "one more", ()),
             Err(RejectReason::TooMany)
         );
-        assert_eq!(asks.close_all().len(), limits::OPEN_PERMISSION_REQUESTS);
+        assert_eq!(requests.close_all().len(), limits::OPEN_PERMISSION_REQUESTS);
         for n in 0..3 * limits::REMEMBERED_REQUEST_IDS {
-            assert!(asks.open(&mut ids, &format!("later {n}"), ()).is_ok());
-            asks.close_all();
+            assert!(requests.open(&mut ids, &format!("later {n}"), ()).is_ok());
+            requests.close_all();
         }
         assert_eq!(ids.oldest_first.len(), limits::REMEMBERED_REQUEST_IDS);
         assert_eq!(ids.hashes.len(), limits::REMEMBERED_REQUEST_IDS);
         let long = "x".repeat(limits::FOREIGN_ID_BYTES + 1);
-        assert_eq!(asks.open(&mut ids, &long, ()), Err(RejectReason::LongId));
+        assert_eq!(
+            requests.open(&mut ids, &long, ()),
+            Err(RejectReason::LongId)
+        );
     }
 }

@@ -178,8 +178,8 @@ impl ApprovalRegistry {
     /// approval.
     pub(crate) fn store_answer(&self, id: &PermissionRequestId, answer: &ApprovalAnswer) -> bool {
         match self.lock().open.get_mut(id).map(|of| &mut of.recipient) {
-            Some(kept @ AnswerRecipient::Orphaned(None)) => {
-                *kept = AnswerRecipient::Orphaned(Some(answer.clone()));
+            Some(recipient @ AnswerRecipient::Orphaned(None)) => {
+                *recipient = AnswerRecipient::Orphaned(Some(answer.clone()));
                 true
             }
             _ => false,
@@ -189,9 +189,9 @@ impl ApprovalRegistry {
     /// Removes a stored answer that could not be made durable.
     pub(crate) fn discard_answer(&self, id: &PermissionRequestId) {
         if let Some(of) = self.lock().open.get_mut(id)
-            && let AnswerRecipient::Orphaned(kept) = &mut of.recipient
+            && let AnswerRecipient::Orphaned(stored) = &mut of.recipient
         {
-            *kept = None;
+            *stored = None;
         }
     }
 
@@ -307,10 +307,10 @@ mod tests {
         let late = all.look_up(&session("s"), "d", "[]", 100, &rules());
         assert!(matches!(late, KnownApproval::None), "late: {late:?}");
         let found = all.look_up(&session("s"), "d", "[]", 99, &rules());
-        let KnownApproval::Answered(of, kept) = found else {
+        let KnownApproval::Answered(of, stored) = found else {
             panic!("{found:?}");
         };
-        assert_eq!((of, kept), (id("a"), answer(Decision::Allow)));
+        assert_eq!((of, stored), (id("a"), answer(Decision::Allow)));
         assert!(matches!(
             all.look_up(&session("s"), "d", "[]", 1, &rules()),
             KnownApproval::None
@@ -338,8 +338,8 @@ mod tests {
         all.insert(id("a"), orphan("s", "d"));
         assert_eq!(all.pending_count(&PoolName::new("p").expect("name")), 1);
         all.remove_session(&session("s"));
-        let gone = all.look_up(&session("s"), "1", "[]", 1, &rules());
-        assert!(matches!(gone, KnownApproval::None), "{gone:?}");
+        let unknown = all.look_up(&session("s"), "1", "[]", 1, &rules());
+        assert!(matches!(unknown, KnownApproval::None), "{unknown:?}");
         assert!(all.get(&id("a")).is_none());
     }
 

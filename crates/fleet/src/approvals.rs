@@ -117,22 +117,22 @@ pub enum AnswerError {
 #[derive(Debug)]
 pub(crate) struct AnswerReply {
     approval: PermissionRequestId,
-    tell: Option<oneshot::Sender<Result<AnswerReceipt, AnswerError>>>,
+    sender: Option<oneshot::Sender<Result<AnswerReceipt, AnswerError>>>,
 }
 
 impl AnswerReply {
     pub(crate) fn new(
         approval: PermissionRequestId,
     ) -> (Self, oneshot::Receiver<Result<AnswerReceipt, AnswerError>>) {
-        let (tell, told) = oneshot::channel();
-        let tell = Some(tell);
-        (Self { approval, tell }, told)
+        let (sender, receiver) = oneshot::channel();
+        let sender = Some(sender);
+        (Self { approval, sender }, receiver)
     }
 
     /// Sends the result to the caller.
     pub(crate) fn send(mut self, result: Result<AnswerReceipt, AnswerError>) {
-        if let Some(tell) = self.tell.take() {
-            let _ = tell.send(result);
+        if let Some(sender) = self.sender.take() {
+            let _ = sender.send(result);
         }
     }
 
@@ -148,9 +148,9 @@ impl AnswerReply {
 
 impl Drop for AnswerReply {
     fn drop(&mut self) {
-        if let Some(tell) = self.tell.take() {
+        if let Some(sender) = self.sender.take() {
             let why = "it ended before the answer took effect".to_owned();
-            let _ = tell.send(Err(AnswerError::AlreadyEnded(self.approval.clone(), why)));
+            let _ = sender.send(Err(AnswerError::AlreadyEnded(self.approval.clone(), why)));
         }
     }
 }

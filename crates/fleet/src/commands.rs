@@ -168,16 +168,16 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(command: &str, args: &str, says: Option<&str>) {
+    fn check(command: &str, args: &str, expected: Option<&str>) {
         let order = CommandRequest {
             command: command.to_owned(),
             args: args.to_owned(),
             by: "owner".to_owned(),
         };
         let error = order.check().err();
-        match (says, error) {
+        match (expected, error) {
             (None, None) => {}
-            (Some(says), Some(error)) if error.contains(says) => {}
+            (Some(expected), Some(error)) if error.contains(expected) => {}
             (_, error) => panic!("{command:?} {args:?}: {error:?}"),
         }
     }

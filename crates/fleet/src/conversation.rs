@@ -415,8 +415,8 @@ impl FleetHandle {
             None => None,
         };
         let begins = found.is_none();
-        let (session, run, stored) = if let Some((kept, stored)) = found {
-            (kept.session, kept.run, Some(stored))
+        let (session, run, stored) = if let Some((stored_session, stored)) = found {
+            (stored_session.session, stored_session.run, Some(stored))
         } else {
             let (session, run) = self.fresh_ids()?;
             (session, run, None)
@@ -450,8 +450,8 @@ impl FleetHandle {
         durable.map_err(|error| OpenError::Journal(error.to_string()))?;
         let (mut next, mut last_seq) = (1, 0);
         if !begins {
-            let (kept, stored) = self.find_conversation(name, session.clone()).await?;
-            (next, last_seq) = (kept.prompts + 1, stored.last_seq);
+            let (stored_session, stored) = self.find_conversation(name, session.clone()).await?;
+            (next, last_seq) = (stored_session.prompts + 1, stored.last_seq);
             let stands = PoolMsg::Conversation(ConversationMsg::StreamPosition(Box::new(stored)));
             let sent = entry.actor.send_message(stands);
             sent.map_err(|_| OpenError::Stopping)?;
@@ -515,8 +515,8 @@ impl FleetHandle {
         if let Some(ssh) = &entry.shared.config.ssh {
             // A path on the remote host: it cannot be resolved here.
             let is_far = directory == Path::new(&ssh.workspace);
-            let far = (directory.to_owned(), PathBuf::new());
-            return is_far.then_some(far).ok_or_else(|| {
+            let remote = (directory.to_owned(), PathBuf::new());
+            return is_far.then_some(remote).ok_or_else(|| {
                 OpenError::Directory(format!(
                     "the directory {shown} is not the workspace of pool {}: open {} at {} instead",
                     entry.shared.config.name,
@@ -557,14 +557,19 @@ impl FleetHandle {
     ) -> Result<(StoredConversation, StoredSession), OpenError> {
         let wanted = session.clone();
         let found = self.read_journal(move |reader| {
-            let kept = reader.conversation(&wanted)?;
+            let stored_session = reader.conversation(&wanted)?;
             let forgot = reader.has_lost_context(&wanted)?;
             let prompted = reader.last_turn(&wanted)?.prompt_seq > 0;
-            Ok((kept, reader.stream_position(&wanted)?, (prompted, forgot)))
+            Ok((
+                stored_session,
+                reader.stream_position(&wanted)?,
+                (prompted, forgot),
+            ))
         });
-        let (kept, (agent_session, last_seq, bytes), (prompted, forgot)) = found.await?;
-        let kept = kept.filter(|kept| kept.pool == *pool);
-        let kept = kept.ok_or_else(|| OpenError::NoSuchSession(session.clone()))?;
+        let (stored_session, (agent_session, last_seq, bytes), (prompted, forgot)) = found.await?;
+        let stored_session = stored_session.filter(|stored_session| stored_session.pool == *pool);
+        let stored_session =
+            stored_session.ok_or_else(|| OpenError::NoSuchSession(session.clone()))?;
         let stored = StoredSession {
             session,
             agent_session,
@@ -573,7 +578,7 @@ impl FleetHandle {
             prompted,
             forgot,
         };
-        Ok((kept, stored))
+        Ok((stored_session, stored))
     }
 
     pub(super) async fn read_journal<T: Send + 'static>(

@@ -27,10 +27,10 @@ pub(crate) struct CreditPermit {
 
 impl CreditPermit {
     /// The permit of a tool call, which has a budget of its own.
-    pub(crate) const fn for_tool_call(room: OwnedSemaphorePermit) -> Self {
+    pub(crate) const fn for_tool_call(permit: OwnedSemaphorePermit) -> Self {
         Self {
             _frames: None,
-            _bytes: room,
+            _bytes: permit,
         }
     }
 }

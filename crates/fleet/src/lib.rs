@@ -542,14 +542,14 @@ impl FleetHandle {
         let Some(entry) = pool.filter(|entry| slot.index < entry.shared.config.max_size) else {
             return Err(NoSuchSlot(slot));
         };
-        let (done, gone) = oneshot::channel();
+        let (done, ended) = oneshot::channel();
         let index = slot.index;
         if entry
             .actor
             .send_message(PoolMsg::Restart { index, done })
             .is_ok()
         {
-            let _ = gone.await;
+            let _ = ended.await;
         }
         Ok(())
     }

@@ -382,7 +382,7 @@ fn choose_resume_action(
     last: Option<&AttemptRecord>,
 ) -> ResumeAction {
     if row.state != RUNNING {
-        let gone = || {
+        let missing = || {
             format!(
                 "there is no pool {} in the configuration any more",
                 row.pool
@@ -390,7 +390,7 @@ fn choose_resume_action(
         };
         return match entry {
             Some(_) => ResumeAction::Queue,
-            None => ResumeAction::End(TaskOutcome::Failed, Some(gone())),
+            None => ResumeAction::End(TaskOutcome::Failed, Some(missing())),
         };
     }
     let config = entry.map(|entry| &entry.shared.config);

@@ -206,8 +206,8 @@ impl Journal {
         })?;
         let queue = Arc::new(queue::Queue::new(limits::JOURNAL_QUEUE));
         let head = Arc::new(Mutex::new(store.head().clone()));
-        let room = space(&file).ok();
-        let shortage = room.and_then(|space| space.shortage(rules.min_free));
+        let free_space = space(&file).ok();
+        let shortage = free_space.and_then(|space| space.shortage(rules.min_free));
         let (health, receiver) = watch::channel(match shortage {
             Some(reason) => Health::ReadOnly { reason },
             None => Health::Ok,

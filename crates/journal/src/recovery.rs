@@ -204,8 +204,8 @@ fn missing_events(
     let mut open = conn.prepare_cached(
         "SELECT id FROM permission_requests WHERE session = ?1 AND link IS NULL ORDER BY requested_seq",
     )?;
-    let mut asks = open.query([session.as_str()])?;
-    while let Some(row) = asks.next()? {
+    let mut rows = open.query([session.as_str()])?;
+    while let Some(row) = rows.next()? {
         if let Ok(ask) = PermissionRequestId::new(&row.get::<_, String>(0)?) {
             report.permission_requests += 1;
             event(Event::PermissionDecided(Verdict {

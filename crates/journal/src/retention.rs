@@ -217,8 +217,8 @@ impl Pass {
                 "DELETE FROM {table} WHERE chat = ?1 AND {of} IN \
                  (SELECT {of} FROM {table} WHERE chat = ?1 LIMIT ?2)"
             );
-            let gone = conn.prepare_cached(&sql)?.execute(params![session, rows])?;
-            if gone > 0 {
+            let removed = conn.prepare_cached(&sql)?.execute(params![session, rows])?;
+            if removed > 0 {
                 return Ok(());
             }
         }

@@ -140,14 +140,14 @@ mod tests {
         Journal::open_stepped(dir, crate::tests::roomy(), 1).expect("a journal")
     }
 
-    fn commit(told: &Arc<AtomicUsize>) -> Commit {
+    fn commit(notified: &Arc<AtomicUsize>) -> Commit {
         let slot = SlotId {
             pool: PoolName::new("p").expect("a name"),
             index: 0,
         };
-        let told = Arc::clone(told);
+        let notified = Arc::clone(notified);
         Commit::new(vec![Write::SlotFailuresCleared { slot }]).with_callback(move |_| {
-            told.fetch_add(1, Ordering::Relaxed);
+            notified.fetch_add(1, Ordering::Relaxed);
         })
     }
 
@@ -155,31 +155,34 @@ mod tests {
     fn nothing_is_durable_before_a_step_and_what_waits_dies_with_the_stepper() {
         let dir = tempfile::tempdir().expect("a directory");
         let (journal, mut stepper) = stepped(dir.path());
-        let told = Arc::new(AtomicUsize::new(0));
+        let notified = Arc::new(AtomicUsize::new(0));
         assert_eq!(stepper.step(10), Step::Idle);
         for _ in 0..3 {
-            journal.submit(commit(&told)).expect("room");
+            journal.submit(commit(&notified)).expect("room");
         }
-        assert_eq!((journal.backlog(), told.load(Ordering::Relaxed)), (3, 0));
+        assert_eq!(
+            (journal.backlog(), notified.load(Ordering::Relaxed)),
+            (3, 0)
+        );
         assert_eq!(stepper.step(2), Step::Durable(2));
-        assert_eq!(told.load(Ordering::Relaxed), 2);
+        assert_eq!(notified.load(Ordering::Relaxed), 2);
         drop(stepper);
-        assert_eq!(told.load(Ordering::Relaxed), 2);
-        assert!(journal.submit(commit(&told)).is_err());
+        assert_eq!(notified.load(Ordering::Relaxed), 2);
+        assert!(journal.submit(commit(&notified)).is_err());
     }
 
     #[test]
     fn a_full_disk_refuses_and_the_same_batch_is_durable_once_there_is_room() {
         let dir = tempfile::tempdir().expect("a directory");
         let (journal, mut stepper) = stepped(dir.path());
-        let told = Arc::new(AtomicUsize::new(0));
+        let notified = Arc::new(AtomicUsize::new(0));
         stepper.set_full(true);
         let many = |command| Write::RunBegun {
             run: RunId::new(&uuid::Uuid::new_v4().to_string()).expect("an id"),
             command,
             at_us: 1,
         };
-        let counter = Arc::clone(&told);
+        let counter = Arc::clone(&notified);
         let rows = (0..2000).map(|_| many("run")).collect();
         let commit = Commit::new(rows).with_callback(move |_| {
             counter.fetch_add(1, Ordering::Relaxed);
@@ -194,7 +197,7 @@ mod tests {
         }
         stepper.set_full(false);
         assert_eq!(stepper.step(1), Step::Durable(1));
-        assert_eq!(told.load(Ordering::Relaxed), 1);
+        assert_eq!(notified.load(Ordering::Relaxed), 1);
         assert!(journal.health().borrow().is_ok());
     }
 }

@@ -119,20 +119,20 @@ impl Reader {
         )?;
         let mut rows = statement.query(params![session.as_str(), from, seq])?;
         let mut pieces: Vec<String> = Vec::new();
-        let mut room = bytes;
+        let mut remaining = bytes;
         // Reads only as much as there is room for.
-        while room > 0
+        while remaining > 0
             && let Some(row) = rows.next()?
         {
             let Some(Event::Text { delta }) = event_from_row(row)? else {
                 continue;
             };
             let text = delta.raw();
-            let mut at = text.len().saturating_sub(room);
+            let mut at = text.len().saturating_sub(remaining);
             while !text.is_char_boundary(at) {
                 at += 1;
             }
-            room = if at > 0 { 0 } else { room - text.len() };
+            remaining = if at > 0 { 0 } else { remaining - text.len() };
             pieces.push(text[at..].to_owned());
         }
         pieces.reverse();

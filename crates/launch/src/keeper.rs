@@ -79,11 +79,11 @@ struct OrderQueue {
 
 impl OrderQueue {
     /// Adds an order; `false` if there is no place.
-    fn push(&self, asked: QueuedOrder) -> bool {
+    fn push(&self, order: QueuedOrder) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = waiting.len() < limits::KEEPER_QUEUE;
         if fits {
-            waiting.push_back(asked);
+            waiting.push_back(order);
             self.changed.notify_one();
         }
         fits
@@ -97,8 +97,8 @@ impl OrderQueue {
     /// The next order; waits forever if none comes. Cancel-safe.
     async fn next(&self) -> QueuedOrder {
         loop {
-            if let Some(asked) = self.pop() {
-                return asked;
+            if let Some(order) = self.pop() {
+                return order;
             }
             self.changed.notified().await;
         }
@@ -162,7 +162,7 @@ impl OrderReceiver {
         tokio::select! {
             biased;
             () = self.kill.cancelled() => KeeperOrder::Kill,
-            asked = self.queue.next() => match asked {
+            order = self.queue.next() => match order {
                 QueuedOrder::Signal(step) => KeeperOrder::Signal(step),
                 QueuedOrder::From(step) => KeeperOrder::From(step),
             },
@@ -176,14 +176,14 @@ impl KeeperHandle {
     #[must_use]
     pub fn with_orders() -> (Self, OrderReceiver) {
         let orders = Arc::new(OrderQueue::default());
-        let asked = Arc::clone(&orders);
+        let order = Arc::clone(&orders);
         let kill = CancellationToken::new();
         let handle = Self {
             orders,
             _guard: kill.clone().drop_guard(),
             kill: kill.clone(),
         };
-        (handle, OrderReceiver { queue: asked, kill })
+        (handle, OrderReceiver { queue: order, kill })
     }
 
     /// Kills everything now.
@@ -202,10 +202,10 @@ impl KeeperHandle {
         self.enqueue(step, QueuedOrder::Signal(step));
     }
 
-    fn enqueue(&self, step: Step, asked: QueuedOrder) {
+    fn enqueue(&self, step: Step, order: QueuedOrder) {
         // A queue full of signals that were not yet sent needs no further one, but a ladder must
         // never be lost: then it is the last step.
-        if step == Step::Kill || (!self.orders.push(asked) && matches!(asked, QueuedOrder::From(_)))
+        if step == Step::Kill || (!self.orders.push(order) && matches!(order, QueuedOrder::From(_)))
         {
             self.kill();
         }
@@ -236,15 +236,15 @@ impl Keeper {
             tokio::select! {
                 report = self.process.control.next() => break report.ok().flatten(),
                 () = self.kill.cancelled() => break Box::pin(self.kill_all()).await,
-                asked = self.orders.next() => self.handle_order(asked),
+                order = self.orders.next() => self.handle_order(order),
                 () = sleep_until(until), if until.is_some() => self.next_rung(),
             }
         };
         Box::pin(self.finish(report)).await
     }
 
-    fn handle_order(&mut self, asked: QueuedOrder) {
-        match asked {
+    fn handle_order(&mut self, order: QueuedOrder) {
+        match order {
             QueuedOrder::Signal(step) => self.send(step),
             QueuedOrder::From(step) => {
                 if self.ladder.is_none_or(|rung| rung.step < step) {

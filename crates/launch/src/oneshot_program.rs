@@ -67,7 +67,7 @@ pub async fn run_to_end(
     let deadline = Instant::now() + timeout;
     let launched = spawner.spawn(plan).await?;
     drop(launched.stdin);
-    let held = launched.limit_enforcement;
+    let enforcement = launched.limit_enforcement;
     let none = Duration::ZERO;
     let waits = StopTimeouts {
         goodbye: none,
@@ -122,7 +122,7 @@ pub async fn run_to_end(
             is_truncated: stdout.is_truncated || stderr.is_truncated,
             stdout: stdout.bytes,
             stderr: stderr.bytes,
-            limit_enforcement: Some(held),
+            limit_enforcement: Some(enforcement),
         }),
         Ok(ChildExit {
             sandbox_failure: Some(failure),
@@ -191,9 +191,9 @@ impl CappedOutput {
     async fn read(&mut self, mut from: impl AsyncRead + Unpin) {
         let mut chunk = vec![0; READ];
         while let Ok(got @ 1..) = from.read(&mut chunk).await {
-            let room = self.cap - self.bytes.len();
-            self.is_truncated |= got > room;
-            self.bytes.extend_from_slice(&chunk[..got.min(room)]);
+            let remaining = self.cap - self.bytes.len();
+            self.is_truncated |= got > remaining;
+            self.bytes.extend_from_slice(&chunk[..got.min(remaining)]);
         }
     }
 }

@@ -293,8 +293,8 @@ mod tests {
 
     /// Tries to give the supervisor a descriptor that it would have to close.
     fn plant(on: &OwnedFd) -> Errno {
-        let (mine, _) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
-        let rights = [mine.as_fd()];
+        let (pipe_end, _) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
+        let rights = [pipe_end.as_fd()];
         let message = SendAncillaryMessage::ScmRights(&rights);
         let mut space = vec![MaybeUninit::uninit(); message.size()];
         let mut control = SendAncillaryBuffer::new(&mut space);

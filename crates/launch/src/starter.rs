@@ -78,11 +78,12 @@ impl Starter {
         thread: mpsc::Sender<Job>,
     ) -> Result<LaunchedChild, SpawnError> {
         let counts_own = counts_own_processes(&plan.sandbox);
-        let (leaf, held) = match (engine, plan.sandbox.shim_plan()) {
+        let (leaf, enforcement) = match (engine, plan.sandbox.shim_plan()) {
             (Some(engine), Some(shim_plan)) if engine.is_container() => {
                 let why_not = container_limits_gap(engine, shim_plan.ids);
-                let held = Groups::container_enforcement(&plan.limits.group, why_not, counts_own)?;
-                (None, held)
+                let enforcement =
+                    Groups::container_enforcement(&plan.limits.group, why_not, counts_own)?;
+                (None, enforcement)
             }
             _ => self.groups.create_leaf(&plan.limits.group, counts_own)?,
         };
@@ -91,17 +92,17 @@ impl Starter {
         let engine = engine
             .zip(plan.sandbox.shim_plan())
             .map(|(engine, shim_plan)| {
-                let takes = container_limits(&plan.limits.group, &held);
+                let takes = container_limits(&plan.limits.group, &enforcement);
                 engine_for_child(engine, &shim_plan.hostname, &begun.marker, takes)
             });
-        let (entry, theirs) = open_sandbox_entry(plan, &begun.marker)?;
+        let (entry, helper_end) = open_sandbox_entry(plan, &begun.marker)?;
         let message = encode_start(plan, &begun.marker, counts_own, engine, false)?;
-        begun.send_start(&message, theirs.as_ref(), None)?;
+        begun.send_start(&message, helper_end.as_ref(), None)?;
         begun.into_launched(
             entry,
             ChildGroups {
                 leaf,
-                limit_enforcement: held,
+                limit_enforcement: enforcement,
             },
             thread,
         )
@@ -123,27 +124,27 @@ impl Starter {
             }) => (begun, Some(leaf)),
             None => (StartedHelper::start(&self.helpers, ARG0_OUTER)?, None),
         };
-        let (entry, theirs) = open_sandbox_entry(plan, &begun.marker)?;
+        let (entry, helper_end) = open_sandbox_entry(plan, &begun.marker)?;
         let program = self.helpers.supervisor_program();
         let message = encode_start(plan, &begun.marker, counts_own, None, program.is_some())?;
         let limits = &plan.limits.group;
-        let (leaf, held) = if let Some(leaf) = ready {
+        let (leaf, enforcement) = if let Some(leaf) = ready {
             // Limits first: it goes on at once.
             let found = self.groups.apply_limits(leaf, limits, counts_own)?;
-            begun.send_start(&message, theirs.as_ref(), program)?;
+            begun.send_start(&message, helper_end.as_ref(), program)?;
             found
         } else {
-            begun.send_start(&message, theirs.as_ref(), program)?;
-            let (leaf, held) = self.groups.create_leaf(limits, counts_own)?;
+            begun.send_start(&message, helper_end.as_ref(), program)?;
+            let (leaf, enforcement) = self.groups.create_leaf(limits, counts_own)?;
             begun.attach(leaf.as_ref())?;
-            (leaf, held)
+            (leaf, enforcement)
         };
         begun.send_message(&shim::encode(&CgroupReady)?)?;
         begun.into_launched(
             entry,
             ChildGroups {
                 leaf,
-                limit_enforcement: held,
+                limit_enforcement: enforcement,
             },
             thread,
         )
@@ -248,13 +249,13 @@ fn container_limits_gap(engine: &Engine, ids: HostIds) -> Option<&'static str> {
 }
 
 /// The limits that the engine enforces.
-fn container_limits(limits: &ResourceLimits, held: &LimitEnforcement) -> ContainerLimits {
+fn container_limits(limits: &ResourceLimits, enforcement: &LimitEnforcement) -> ContainerLimits {
     let by = |by: Enforcement| by == Enforcement::Engine;
     ContainerLimits {
-        pids: limits.pids.filter(|_| by(held.pids)),
-        memory: limits.memory.filter(|_| by(held.memory)),
-        swap: limits.swap.filter(|_| by(held.swap)),
-        cpu_millis: limits.cpu_millis.filter(|_| by(held.cpu)),
+        pids: limits.pids.filter(|_| by(enforcement.pids)),
+        memory: limits.memory.filter(|_| by(enforcement.memory)),
+        swap: limits.swap.filter(|_| by(enforcement.swap)),
+        cpu_millis: limits.cpu_millis.filter(|_| by(enforcement.cpu)),
     }
 }
 
@@ -302,13 +303,18 @@ impl StartedHelper {
         let (stdout, agent_stdout) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| fork(e.into()))?;
         let (stderr, agent_stderr) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| fork(e.into()))?;
         // A leash has the agent's uid and pid namespace; the helpers of a sandbox are out of its reach.
-        let (ours, reports, theirs, said) = if arg0 == ARG0_LEASH {
+        let (own_end, reports, helper_end, reports_fd) = if arg0 == ARG0_LEASH {
             let lines = OneWayLink::open().map_err(fork)?;
-            let said = Stdio::from(lines.helper_reports);
-            (lines.orders, Some(lines.reports), lines.helper_orders, said)
+            let reports_fd = Stdio::from(lines.helper_reports);
+            (
+                lines.orders,
+                Some(lines.reports),
+                lines.helper_orders,
+                reports_fd,
+            )
         } else {
-            let (ours, theirs) = StdStream::pair().map_err(fork)?;
-            (ours, None, OwnedFd::from(theirs), Stdio::null())
+            let (own_end, helper_end) = StdStream::pair().map_err(fork)?;
+            (own_end, None, OwnedFd::from(helper_end), Stdio::null())
         };
         let program = if arg0 == ARG0_ENGINE {
             helpers.supervisor_path()
@@ -320,24 +326,25 @@ impl StartedHelper {
             .arg0(OsString::from(arg0))
             .env_clear()
             .env(MARKER, &marker)
-            .stdin(Stdio::from(theirs))
-            .stdout(said)
+            .stdin(Stdio::from(helper_end))
+            .stdout(reports_fd)
             .stderr(Stdio::null());
         let mut command = tokio::process::Command::from(command);
         let helper = command.spawn().map_err(fork)?;
         // Its ends of the lines, so that the helper's death ends ours.
         drop(command);
-        let gone = || fork(io::Error::other("the helper ended while it started"));
-        let pid = helper.id().ok_or_else(gone)?;
+        let ended = || fork(io::Error::other("the helper ended while it started"));
+        let pid = helper.id().ok_or_else(ended)?;
         // A helper reads at once; one that does not must not hold up all other children's starts.
-        ours.set_write_timeout(Some(limits::KILL_HELPER_GRACE))
+        own_end
+            .set_write_timeout(Some(limits::KILL_HELPER_GRACE))
             .map_err(fork)?;
         Ok(Self {
             helper,
             pid,
             arg0,
             marker,
-            control: ours,
+            control: own_end,
             reports,
             stdio: [stdin, stdout, stderr],
             agent_stdio: [agent_stdin, agent_stdout, agent_stderr],

@@ -87,8 +87,8 @@ pub fn nanos_from_dollars(amount: f64) -> Option<u64> {
 pub fn format_cost(nano: u64) -> String {
     let (whole, part) = (nano / NANOS_PER_DOLLAR, nano % NANOS_PER_DOLLAR);
     let digits = format!("{part:09}");
-    let kept = digits.trim_end_matches('0').len().max(2);
-    format!("${whole}.{}", digits.get(..kept).unwrap_or(&digits))
+    let digits_kept = digits.trim_end_matches('0').len().max(2);
+    format!("${whole}.{}", digits.get(..digits_kept).unwrap_or(&digits))
 }
 
 /// Tokens and their cost.

@@ -66,10 +66,10 @@ pub const fn fleet_memory_bytes(sessions: usize, watchers: usize) -> usize {
         + TOOL_BUFFER_BYTES
         + CLIENT_FILES * CLIENT_FILE_BYTES
         + TERMINALS * (2 * TERMINAL_BYTES + TERMINAL_CHUNK_BYTES);
-    let told = BROADCAST_BYTES + BROADCAST_EVENTS * NOTICE_BYTES;
+    let broadcast = BROADCAST_BYTES + BROADCAST_EVENTS * NOTICE_BYTES;
     // A page, and the line that is made of it: of one event of a whole line at worst.
     let watcher = CATCH_UP_BYTES + LINE_BYTES * PARSED_FACTOR + CONTROL_EVENT_LINE_BYTES;
-    sessions * session + told + watchers * watcher + JOURNAL_BATCH_BYTES
+    sessions * session + broadcast + watchers * watcher + JOURNAL_BATCH_BYTES
 }
 
 /// A parsed event's strings, its encoded row and the database's page cache copy, against the

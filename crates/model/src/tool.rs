@@ -176,17 +176,17 @@ impl EngineRequest {
     pub fn matches_input(&self, input: &Value) -> bool {
         let text = |name: &str| input.get(name).and_then(Value::as_str);
         let same = |name: &str| {
-            let kept = self.arguments.get(name).and_then(Value::as_str);
-            kept.is_some() && kept == text(name)
+            let requested = self.arguments.get(name).and_then(Value::as_str);
+            requested.is_some() && requested == text(name)
         };
         // Of a text there is always the digest, and not always the text.
-        let same_text = |name: &str, kept: &str| {
-            let kept = self.arguments.get(kept).and_then(Value::as_str);
-            text(name).is_some_and(|text| kept == Some(sha256_hex(text).as_str()))
+        let same_text = |name: &str, requested: &str| {
+            let requested = self.arguments.get(requested).and_then(Value::as_str);
+            text(name).is_some_and(|text| requested == Some(sha256_hex(text).as_str()))
         };
         let number = |name: &str, default: Option<u64>| {
-            let kept = self.arguments.get(name).and_then(Value::as_u64);
-            kept == input.get(name).and_then(Value::as_u64).or(default)
+            let requested = self.arguments.get(name).and_then(Value::as_u64);
+            requested == input.get(name).and_then(Value::as_u64).or(default)
         };
         match self.tool {
             EngineTool::WriteFile => same("path") && same_text("content", "sha256"),

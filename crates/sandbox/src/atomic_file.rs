@@ -142,8 +142,8 @@ mod tests {
 
     #[test]
     fn what_appeared_at_its_place_is_not_lost_whether_it_has_a_name_or_none() {
-        let kept = tempfile::tempdir().expect("directory");
-        let dir = OwnedFd::from(File::open(kept.path()).expect("open"));
+        let temp = tempfile::tempdir().expect("directory");
+        let dir = OwnedFd::from(File::open(temp.path()).expect("open"));
         let nameless = AtomicFile::create(&dir, OnExisting::Fail).expect("made");
         let mut named = AtomicFile::create(&dir, OnExisting::Replace).expect("made");
         assert!(
@@ -154,33 +154,33 @@ mod tests {
         named.on_existing = OnExisting::Fail;
         for fresh in [&nameless, &named] {
             fresh.file().write_all(b"ours").expect("written");
-            std::fs::write(kept.path().join("a"), "theirs").expect("written");
+            std::fs::write(temp.path().join("a"), "theirs").expect("written");
             assert_eq!(fresh.persist("a"), Err(Errno::EXIST));
             assert_eq!(
-                std::fs::read(kept.path().join("a")).expect("there"),
+                std::fs::read(temp.path().join("a")).expect("there"),
                 b"theirs"
             );
-            std::fs::remove_file(kept.path().join("a")).expect("removed");
+            std::fs::remove_file(temp.path().join("a")).expect("removed");
             fresh.persist("a").expect("placed");
             assert_eq!(
-                std::fs::read(kept.path().join("a")).expect("there"),
+                std::fs::read(temp.path().join("a")).expect("there"),
                 b"ours"
             );
         }
-        assert_eq!(names(kept.path()), ["a"]);
+        assert_eq!(names(temp.path()), ["a"]);
     }
 
     #[test]
     fn one_that_replaces_nothing_has_no_name_to_be_left_behind() {
         // Every file system of the tests has files without a name, or this says so.
-        let kept = tempfile::tempdir().expect("directory");
-        let dir = OwnedFd::from(File::open(kept.path()).expect("open"));
+        let temp = tempfile::tempdir().expect("directory");
+        let dir = OwnedFd::from(File::open(temp.path()).expect("open"));
         let flags = OFlags::WRONLY | OFlags::TMPFILE;
         let has = rustix::fs::openat(&dir, ".", flags, PRIVATE).is_ok();
         let fresh = AtomicFile::create(&dir, OnExisting::Fail).expect("made");
         assert_eq!(fresh.temp_name().is_none(), has);
-        assert_eq!(names(kept.path()).is_empty(), has);
+        assert_eq!(names(temp.path()).is_empty(), has);
         fresh.discard();
-        assert!(names(kept.path()).is_empty());
+        assert!(names(temp.path()).is_empty());
     }
 }

@@ -209,8 +209,8 @@ fn lines(file: File, line: u64, limit: Option<u64>) -> FileResult<Vec<u8>> {
     }
     let mut left = limit;
     while left != Some(0) {
-        let room = most + 1 - text.len() as u64;
-        let mut bounded = from.by_ref().take(room);
+        let remaining = most + 1 - text.len() as u64;
+        let mut bounded = from.by_ref().take(remaining);
         if bounded.read_until(b'\n', &mut text).map_err(cannot)? == 0 {
             break;
         }

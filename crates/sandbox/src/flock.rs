@@ -73,10 +73,10 @@ mod tests {
         let path = dir.path().join("lock");
         let file = File::create(&path).unwrap();
         let copy = file.try_clone().unwrap();
-        let held = FlockGuard::lock(file).unwrap();
+        let guard = FlockGuard::lock(file).unwrap();
         let other = File::open(&path).unwrap();
         assert_eq!(lock(&other), Err(Errno::WOULDBLOCK));
-        drop(held);
+        drop(guard);
         assert!(rustix::fs::flock(&other, FlockOperation::NonBlockingLockExclusive).is_ok());
         drop(copy);
     }

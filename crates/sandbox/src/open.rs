@@ -72,15 +72,15 @@ mod tests {
         );
         assert_eq!(answer, Ok("open"));
 
-        let mut asked = 0;
+        let mut calls = 0;
         let answer = until_settled(
             || {
-                asked += 1;
+                calls += 1;
                 Err::<(), _>(Errno::AGAIN)
             },
             |_| (),
         );
-        assert_eq!((answer, asked), (Err(Errno::AGAIN), AT_ONCE + LATER));
+        assert_eq!((answer, calls), (Err(Errno::AGAIN), AT_ONCE + LATER));
         assert_eq!(
             until_settled(|| Err::<(), _>(Errno::NOENT), |_| ()),
             Err(Errno::NOENT)

@@ -412,7 +412,7 @@ mod tests {
     }
 
     fn first(sources: &Sources, count: u32) -> Result<(u32, LockedBlock), UidError> {
-        acquire(sources, count, UidRange::Auto).map(|held| (held.block().first, held))
+        acquire(sources, count, UidRange::Auto).map(|guard| (guard.block().first, guard))
     }
 
     #[test]
@@ -510,7 +510,7 @@ mod tests {
                 .map(|thread| thread.join().unwrap().unwrap());
             all.collect::<Vec<_>>()
         });
-        let mut firsts: Vec<_> = taken.iter().map(|held| held.block().first).collect();
+        let mut firsts: Vec<_> = taken.iter().map(|guard| guard.block().first).collect();
         firsts.sort_unstable();
         let expect: Vec<_> = (0..8).map(|n| 700_000 + n * 100).collect();
         assert_eq!(firsts, expect);

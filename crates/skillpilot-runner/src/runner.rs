@@ -530,7 +530,7 @@ mod tests {
             let name = CommandName::new(seq, "a").expect("a name");
             enqueue(&mut queue, name, 3);
         }
-        let kept: Vec<u64> = queue.iter().map(|name| name.seq).collect();
-        assert_eq!(kept, [1, 2, 3]);
+        let queued: Vec<u64> = queue.iter().map(|name| name.seq).collect();
+        assert_eq!(queued, [1, 2, 3]);
     }
 }

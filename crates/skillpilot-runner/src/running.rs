@@ -136,16 +136,18 @@ impl RunningCommand {
         if out.is_empty() {
             return;
         }
-        let kept = OUTPUT_BYTES.saturating_sub(self.stats.bytes);
-        let kept = usize::try_from(kept).unwrap_or(usize::MAX).min(out.len());
-        if let (Some(output), Some(kept)) = (&mut self.output, out.get(..kept))
-            && output.write_all(kept).is_err()
+        let writable = OUTPUT_BYTES.saturating_sub(self.stats.bytes);
+        let writable = usize::try_from(writable)
+            .unwrap_or(usize::MAX)
+            .min(out.len());
+        if let (Some(output), Some(writable)) = (&mut self.output, out.get(..writable))
+            && output.write_all(writable).is_err()
         {
             // The disk is full or the directory is gone. Stop writing, because later output would
             // follow a gap.
             self.output = None;
         }
-        self.stats.truncated |= kept < out.len() || self.output.is_none();
+        self.stats.truncated |= writable < out.len() || self.output.is_none();
         self.stats.bytes += out.len() as u64;
         self.stats.lines += memchr::memchr_iter(b'\n', out).count() as u64;
         self.has_open_line = out.last() != Some(&b'\n');

@@ -241,8 +241,8 @@ impl Tool {
             match self.read() {
                 Ok(piece) if piece.is_empty() => return true,
                 Ok(piece) => {
-                    let room = MAX_DRAIN_BYTES.saturating_sub(last.len());
-                    last.extend(piece.into_iter().take(room));
+                    let remaining = MAX_DRAIN_BYTES.saturating_sub(last.len());
+                    last.extend(piece.into_iter().take(remaining));
                 }
                 Err(_) => return false,
             }

@@ -334,16 +334,16 @@ async fn next_with_content<'a, R: DbTransaction>(
     origin: &'a Origin,
     cause: Cause,
 ) -> Result<NextVersion<'a>, TransactionError> {
-    let mut held = ContentState::DigestOnly;
+    let mut state = ContentState::DigestOnly;
     if let Some(content) = given.content.storable_bytes() {
-        held = ContentState::Stored;
+        state = ContentState::Stored;
         store_content(rows, *digest, content).await?;
     }
     Ok(NextVersion {
         path,
         digest: Some(*digest),
         bytes: given.content.bytes(),
-        content_state: held,
+        content_state: state,
         exec: given.exec,
         origin,
         cause,

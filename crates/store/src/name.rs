@@ -199,7 +199,7 @@ mod tests {
             assert!(FilePath::new(bad).is_err(), "{bad:?}");
         }
         assert!(FilePath::new(b"a\xff").is_err());
-        let told = FilePath::new("a\u{1b}]0;x/../b").unwrap_err().to_string();
-        assert!(!told.contains('\u{1b}'), "{told}");
+        let message = FilePath::new("a\u{1b}]0;x/../b").unwrap_err().to_string();
+        assert!(!message.contains('\u{1b}'), "{message}");
     }
 }

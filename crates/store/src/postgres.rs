@@ -223,7 +223,7 @@ impl Postgres {
 
     fn db_error(&self, error: &tokio_postgres::Error) -> DbError {
         let detail = match error.as_db_error() {
-            Some(said) => format!("{} ({})", said.message(), said.code().code()),
+            Some(error) => format!("{} ({})", error.message(), error.code().code()),
             None => match error.source() {
                 Some(source) => format!("{error}: {source}"),
                 None => error.to_string(),

@@ -175,14 +175,14 @@ pub(super) async fn find_version<R: DbTransaction>(
     rows: &mut R,
     file: FileId,
     v: u64,
-    told: &str,
+    shown: &str,
 ) -> Result<Version, TransactionError> {
     let sql = format!("SELECT {VERSION} FROM marshal_versions v WHERE v.file = $1 AND v.v = $2");
     let values = [file.to_string().into(), v.into()];
     match rows.query(&sql, &values).await?.first() {
         Some(row) => Ok(version_from_row(row)?),
         None => Err(StoreError::NoVersion {
-            path: told.to_owned(),
+            path: shown.to_owned(),
             v,
         }
         .into()),

@@ -169,11 +169,11 @@ mod tests {
             "password=hunter2",
             "postgres://ann:hunter2@db.example/x?sslmode=disable",
         ] {
-            let told = Server::new(bad, None).unwrap_err();
-            let told = format!("{told} {told:?}");
+            let error = Server::new(bad, None).unwrap_err();
+            let error = format!("{error} {error:?}");
             assert!(
-                !told.contains("hunter2") && !told.contains("ter2"),
-                "{told}"
+                !error.contains("hunter2") && !error.contains("ter2"),
+                "{error}"
             );
         }
     }

@@ -65,10 +65,10 @@ impl Sqlite {
         let place = file.display().to_string();
         let conn = open(&file, now_ms)?;
         let (jobs, queue) = mpsc::channel(limits::STORE_QUEUE);
-        let told = place.clone();
+        let shown_path = place.clone();
         let writer = std::thread::Builder::new()
             .name("store".to_owned())
-            .spawn(move || run_writer(conn, queue, &told))
+            .spawn(move || run_writer(conn, queue, &shown_path))
             .map_err(|error| StoreError::Database {
                 place: place.clone(),
                 detail: format!("the store's thread cannot start: {error}"),
@@ -92,7 +92,7 @@ impl Sqlite {
     pub(super) async fn apply(&self, change: Change) -> Result<ChangeOutcome, StoreError> {
         let jobs = lock(&self.jobs).clone().ok_or(StoreError::Closed)?;
         let permits = u32::try_from(change.bytes() / PERMIT_BYTES + 1).unwrap_or(u32::MAX);
-        let room = Arc::clone(&self.queue_permits)
+        let permit = Arc::clone(&self.queue_permits)
             .acquire_many_owned(permits)
             .await
             .map_err(|_| StoreError::Closed)?;
@@ -100,7 +100,7 @@ impl Sqlite {
         let job = Job {
             change,
             answer,
-            _queue_permit: room,
+            _queue_permit: permit,
         };
         jobs.send(job).await.map_err(|_| StoreError::Closed)?;
         drop(jobs);
@@ -210,14 +210,14 @@ fn check_private(path: &Path, wanted: u32) -> Result<(), StoreError> {
 /// Opens the database for writing, checks that it is a store, and migrates its schema.
 fn open(file: &Path, now_ms: i64) -> Result<Connection, StoreError> {
     let place = file.display().to_string();
-    let told = |error: &rusqlite::Error| db_error(error).into_store_error(&place, false);
-    let mut conn = connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(|e| told(&e))?;
+    let store_error = |error: &rusqlite::Error| db_error(error).into_store_error(&place, false);
+    let mut conn = connect(file, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(|e| store_error(&e))?;
     let id: i64 = conn
         .pragma_query_value(None, "application_id", |row| row.get(0))
-        .map_err(|e| told(&e))?;
+        .map_err(|e| store_error(&e))?;
     let pages: i64 = conn
         .pragma_query_value(None, "page_count", |row| row.get(0))
-        .map_err(|e| told(&e))?;
+        .map_err(|e| store_error(&e))?;
     if id != APPLICATION_ID && (id != 0 || pages > 0) {
         return Err(StoreError::InsecureFile {
             path: place,
@@ -231,8 +231,8 @@ fn open(file: &Path, now_ms: i64) -> Result<Connection, StoreError> {
         .and_then(|()| conn.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(())))
         .and_then(|()| conn.pragma_update(None, "synchronous", "FULL"))
         .and_then(|()| conn.pragma_update(None, "wal_autocheckpoint", WAL_PAGES));
-    configured.map_err(|e| told(&e))?;
-    let found = migrate(&mut conn, now_ms).map_err(|e| told(&e))?;
+    configured.map_err(|e| store_error(&e))?;
+    let found = migrate(&mut conn, now_ms).map_err(|e| store_error(&e))?;
     if found > schema::latest_version() {
         return Err(StoreError::Newer {
             place,

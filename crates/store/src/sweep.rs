@@ -97,8 +97,8 @@ async fn lock_deleted_path<R: DbTransaction>(
         "SELECT 1 FROM marshal_paths WHERE workspace = $1 AND path = $2 AND file = $3{}",
         R::LOCK_SKIP_LOCKED
     );
-    let held = rows.query(&sql, &[workspace, path, file.into()]).await?;
-    if held.is_empty() {
+    let contents = rows.query(&sql, &[workspace, path, file.into()]).await?;
+    if contents.is_empty() {
         return Ok(false);
     }
     // The previous owner of the row may have created the file again.
@@ -179,8 +179,8 @@ async fn remove_version<R: DbTransaction>(
     let sql = "UPDATE marshal_blobs SET refs = refs - 1 WHERE digest = $1";
     rows.execute(sql, std::slice::from_ref(&key)).await?;
     let sql = "DELETE FROM marshal_blobs WHERE digest = $1 AND refs = 0 RETURNING bytes";
-    let gone = rows.query(sql, std::slice::from_ref(&key)).await?;
-    if let Some(blob) = gone.first() {
+    let removed = rows.query(sql, std::slice::from_ref(&key)).await?;
+    if let Some(blob) = removed.first() {
         let bytes = blob.count(0)?;
         swept.blobs += 1;
         swept.bytes_freed += bytes;

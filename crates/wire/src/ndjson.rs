@@ -94,8 +94,8 @@ impl LineDecoder {
     fn fail(&mut self, line_part: &[u8]) -> LineError {
         let mut head = std::mem::take(&mut self.partial);
         head.truncate(limits::BAD_LINE_HEAD_BYTES);
-        let room = limits::BAD_LINE_HEAD_BYTES - head.len();
-        head.extend_from_slice(line_part.get(..room).unwrap_or(line_part));
+        let remaining = limits::BAD_LINE_HEAD_BYTES - head.len();
+        head.extend_from_slice(line_part.get(..remaining).unwrap_or(line_part));
         head.shrink_to_fit();
         self.failed = true;
         self.rest = Bytes::new();

@@ -81,8 +81,8 @@ pub async fn serve(
     output: impl Write + Send + 'static,
     stop: CancellationToken,
 ) -> BridgeEnd {
-    let gone = stop.child_token();
-    let (out, written) = EditorOutput::start(output, gone.clone());
+    let editor_gone = stop.child_token();
+    let (out, written) = EditorOutput::start(output, editor_gone.clone());
     let chunks = output::read(input);
     let context = EditorContext {
         target: Arc::new(place),
@@ -90,15 +90,15 @@ pub async fn serve(
         sessions: Arc::new(Sessions::default()),
         tasks: TaskTracker::new(),
         capabilities: Arc::default(),
-        editor_gone: gone.clone(),
+        editor_gone: editor_gone.clone(),
     };
     let ended = tokio::select! {
         ended = read_messages(&context, chunks) => ended,
-        () = gone.cancelled() => BridgeEnd::Closed,
+        () = editor_gone.cancelled() => BridgeEnd::Closed,
     };
     // Tasks that wait for the supervisor or the editor stop, which ends their connections and
     // conversations.
-    gone.cancel();
+    editor_gone.cancel();
     context.tasks.close();
     context.tasks.wait().await;
     drop(context);

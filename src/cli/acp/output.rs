@@ -37,18 +37,18 @@ impl EditorOutput {
     /// `gone`. The receiver is notified of the thread's end.
     pub(super) fn start(
         output: impl Write + Send + 'static,
-        gone: CancellationToken,
+        editor_gone: CancellationToken,
     ) -> (Self, oneshot::Receiver<()>) {
         let (lines, coming) = mpsc::channel(EDITOR_OUT_LINES);
         let (done, written) = oneshot::channel();
         let out = Self {
             lines,
             byte_budget: Arc::new(Semaphore::new(EDITOR_OUT_BYTES)),
-            editor_gone: gone.clone(),
+            editor_gone: editor_gone.clone(),
         };
         thread::spawn(move || {
             if write(output, coming).is_err() {
-                gone.cancel();
+                editor_gone.cancel();
             }
             drop(done);
         });
@@ -60,8 +60,8 @@ impl EditorOutput {
         text.push('\n');
         let bytes = u32::try_from(text.len().min(EDITOR_OUT_BYTES)).unwrap_or(u32::MAX);
         let sent = async {
-            let room = Arc::clone(&self.byte_budget);
-            if let Ok(share) = room.acquire_many_owned(bytes).await {
+            let budget = Arc::clone(&self.byte_budget);
+            if let Ok(share) = budget.acquire_many_owned(bytes).await {
                 let _ = self.lines.send(Line { text, share }).await;
             }
         };

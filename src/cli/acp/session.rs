@@ -52,11 +52,11 @@ pub(super) struct OpenRequest {
 
 /// Runs one session from its opening to its end.
 pub(super) async fn run(context: EditorContext, opening: OpenRequest) {
-    let gone = context.editor_gone.clone();
+    let editor_gone = context.editor_gone.clone();
     let mut id = None;
     tokio::select! {
         () = run_session(&context, opening, &mut id) => {}
-        () = gone.cancelled() => {}
+        () = editor_gone.cancelled() => {}
     }
     if let Some(id) = id {
         context.sessions.remove(&id);
@@ -235,10 +235,10 @@ impl EditorSession<'_> {
                 ServerLine::Events(events) => {
                     for event in events.iter().map(|event| &event.event) {
                         self.state.apply_event(event);
-                        if let Some(held) = &mut self.deferred_events
-                            && held.len() < MAX_DEFERRED_EVENTS
+                        if let Some(deferred) = &mut self.deferred_events
+                            && deferred.len() < MAX_DEFERRED_EVENTS
                         {
-                            held.push(event.clone());
+                            deferred.push(event.clone());
                         }
                     }
                 }

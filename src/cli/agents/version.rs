@@ -64,8 +64,8 @@ mod tests {
             let argv = ["/bin/sh", "-c", script].map(str::to_owned);
             async move { query_version(&argv).await }
         };
-        let said = ask("echo agent 1.${CARGO_PKG_NAME-0}.${HOME:+1}").await;
-        assert_eq!(said.as_deref(), Some("1.0.1"));
+        let version = ask("echo agent 1.${CARGO_PKG_NAME-0}.${HOME:+1}").await;
+        assert_eq!(version.as_deref(), Some("1.0.1"));
         assert_eq!(ask("exit 1").await, None);
         let argv = ["/nonexistent".to_owned()];
         assert_eq!(super::query_version(&argv).await, None);

@@ -226,6 +226,6 @@ pub(super) fn line(record: &AuditRecord, width: usize) -> String {
     );
     let input = record.input.as_ref();
     let input = input.map_or("(input not kept)", UntrustedText::raw);
-    let room = width.saturating_sub(text.chars().count() + 1).max(LEAST);
-    format!("{text} {}", escape_for_display(input, room))
+    let remaining = width.saturating_sub(text.chars().count() + 1).max(LEAST);
+    format!("{text} {}", escape_for_display(input, remaining))
 }

@@ -64,8 +64,8 @@ impl<'a> ChatStream<'a> {
         let path = format!("{}/events?shape=enveloped&after={END}", self.path);
         let mut events = stream(self.state, &path, None).await?;
         let first = events.next().await?;
-        let gone = || HttpError::Client(ClientError::Lost("the stream ended at once".to_owned()));
-        self.last = Some(first.and_then(|event| event.id).ok_or_else(gone)?);
+        let lost = || HttpError::Client(ClientError::Lost("the stream ended at once".to_owned()));
+        self.last = Some(first.and_then(|event| event.id).ok_or_else(lost)?);
         self.events = Some(events);
         self.is_new = false;
         Ok(())

@@ -132,9 +132,9 @@ mod tests {
             cpu_millis: Some(1),
             ..ResourceLimits::NONE
         };
-        let held = cgroup::Groups::container_enforcement(&limits, Some("no groups"), false)
+        let enforcement = cgroup::Groups::container_enforcement(&limits, Some("no groups"), false)
             .expect("nothing is held");
-        assert_eq!(held.missing(), ["pids", "memory", "cpu"]);
+        assert_eq!(enforcement.missing(), ["pids", "memory", "cpu"]);
         let mut profile = Config::parse(
             marshal_config::DEFAULT,
             &marshal_config::Origin::built_in("/".into()),
@@ -144,7 +144,7 @@ mod tests {
         .remove("strict")
         .expect("strict");
         let words = [Degradable::Pids, Degradable::Memory, Degradable::Cpu];
-        let (rows, without) = unenforced_limits("strict", &profile, &held);
+        let (rows, without) = unenforced_limits("strict", &profile, &enforcement);
         let names: Vec<&str> = rows.iter().map(|row| row.query.feature.as_str()).collect();
         assert_eq!(names, ["cgroup.pids", "cgroup.memory", "cgroup.cpu"]);
         assert!(rows.iter().all(|row| row.status == CheckStatus::Missing));
@@ -152,7 +152,7 @@ mod tests {
         for word in words {
             profile.requirements.on_missing = OnMissing::Degrade;
             profile.requirements.allow_degrade = vec![word];
-            let (rows, without) = unenforced_limits("strict", &profile, &held);
+            let (rows, without) = unenforced_limits("strict", &profile, &enforcement);
             assert_eq!((rows.len(), without), (2, vec![word]), "{word}");
             assert!(
                 rows.iter()
@@ -162,7 +162,7 @@ mod tests {
         profile.requirements.limits_held = false;
         profile.requirements.allow_degrade.clear();
         assert_eq!(
-            unenforced_limits("strict", &profile, &held),
+            unenforced_limits("strict", &profile, &enforcement),
             (Vec::new(), words.to_vec())
         );
     }

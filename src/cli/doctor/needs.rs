@@ -27,11 +27,11 @@ pub(super) fn of_all(config: &Config, state: &str, only: Option<&str>) -> Vec<Re
         }
     }
     if only.is_none() {
-        let far = config
+        let remote = config
             .pools
             .iter()
             .filter(|pool| pool.launcher == Launcher::Ssh);
-        needs.extend(far.map(|pool| of_launcher(pool, Feature::Ssh, None)));
+        needs.extend(remote.map(|pool| of_launcher(pool, Feature::Ssh, None)));
         needs.extend(of_launchers(config));
     }
     needs

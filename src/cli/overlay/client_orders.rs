@@ -76,9 +76,11 @@ pub(in crate::cli) fn handle_order(
 
 /// The changes, as far as they fit into one answer.
 fn changes(session: &SessionId, plan: &ApplyPlan) -> Value {
-    let mut room = LINES;
+    let mut lines_left = LINES;
     let items = plan.changes.iter().take(CHANGES);
-    let items: Vec<Value> = items.map(|item| text::whole(item, &mut room)).collect();
+    let items: Vec<Value> = items
+        .map(|item| text::whole(item, &mut lines_left))
+        .collect();
     json!({
         "session": session.as_str(),
         "changes": plan.changes.len(),

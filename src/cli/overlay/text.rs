@@ -145,12 +145,12 @@ fn object(item: &PlannedChange) -> Map<String, Value> {
 }
 
 /// A change as JSON. The diff is included if it fits into `room`, which is reduced by its bytes.
-pub(super) fn whole(item: &PlannedChange, room: &mut usize) -> Value {
+pub(super) fn whole(item: &PlannedChange, lines_left: &mut usize) -> Value {
     let mut object = object(item);
     if let Some(text) = lines(item)
-        && let Some(left) = room.checked_sub(text.len())
+        && let Some(left) = lines_left.checked_sub(text.len())
     {
-        *room = left;
+        *lines_left = left;
         object.insert("diff".to_owned(), json!(text));
     }
     Value::Object(object)

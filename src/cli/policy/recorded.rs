@@ -50,7 +50,7 @@ pub(in crate::cli) fn is_budget_decision(line: &ExportedRecord) -> bool {
 struct FactsText {
     at: Option<RecordedPlace>,
     #[serde(default)]
-    looked: FsObservations,
+    observations: FsObservations,
     /// The decision with the secrets, which are not recorded; present if it was stricter.
     with_secrets: Option<String>,
     delegate: Option<DelegateText>,
@@ -126,9 +126,13 @@ impl RecordedRequest {
         let input = line.input.as_ref().ok_or("the input was not kept")?;
         let facts = line.facts.as_ref().map(|facts| facts.get());
         let facts: Option<FactsText> = serde_json::from_str(facts.unwrap_or_default()).ok();
-        let (at, looked, floor) = facts.map_or_else(Default::default, |facts| {
+        let (at, observations, floor) = facts.map_or_else(Default::default, |facts| {
             let floor = facts.with_secrets.as_deref();
-            (facts.at, facts.looked, floor.and_then(Decision::parse))
+            (
+                facts.at,
+                facts.observations,
+                floor.and_then(Decision::parse),
+            )
         });
         let at = at.ok_or("the directory was not recorded")?;
         let wish = parse_recorded_request(&line.tool, input);
@@ -161,7 +165,7 @@ impl RecordedRequest {
             min_decision: floor.unwrap_or(Decision::Allow),
             pool: line.pool.clone(),
             clock: day_time(line.requested_at_us),
-            files: ReplayResolver::new(looked),
+            files: ReplayResolver::new(observations),
         })
     }
 

@@ -126,16 +126,16 @@ pub(super) fn for_each_record(
     let Some(log) = log else {
         let state = crate::cli::command::find_state(config, streams)
             .map_err(PolicyCommandError::Reported)?;
-        let told = |error: crate::cli::events::JournalError| match error.exit() {
+        let exit_with = |error: crate::cli::events::JournalError| match error.exit() {
             Exit::Usage => PolicyCommandError::Usage(error.to_string()),
             _ => PolicyCommandError::Failed(error.to_string()),
         };
-        let reader = crate::cli::events::open_journal(&state).map_err(told)?;
+        let reader = crate::cli::events::open_journal(&state).map_err(exit_with)?;
         let read = reader.audit_records_after(&filter.query(), 0, &mut |record| {
             take(ExportedRecord::from_record(&record, None));
             true
         });
-        return read.map(|_| ()).map_err(|error| told(error.into()));
+        return read.map(|_| ()).map_err(|error| exit_with(error.into()));
     };
     if filter.query() != marshal_journal::AuditQuery::default() {
         let text =

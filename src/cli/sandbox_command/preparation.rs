@@ -328,14 +328,14 @@ pub(super) async fn prepare(
     spawner: &Spawner,
 ) -> Result<PreparedSandbox, PrepareError> {
     let wanted = check_args(args, config)?;
-    let (ids, held) = ids(wanted.profile, args.launcher)?;
+    let (ids, uid_guard) = ids(wanted.profile, args.launcher)?;
     let engine = engine(args.launcher, config, spawner).await?;
     let copy = match args.mode {
         WorkspaceModeArg::Copy => Some(copy_workspace(&wanted, ids, spawner).await?),
         WorkspaceModeArg::Ro | WorkspaceModeArg::Rw => None,
     };
     let workspace = match &copy {
-        Some(kept) => tree(&kept.path, true)?,
+        Some(copy) => tree(&copy.path, true)?,
         None => tree(&wanted.workspace, args.mode == WorkspaceModeArg::Rw)?,
     };
     Ok(PreparedSandbox {
@@ -343,7 +343,7 @@ pub(super) async fn prepare(
         engine,
         limits: sandbox::limits_of(wanted.profile),
         copy,
-        _uids: held,
+        _uids: uid_guard,
     })
 }
 
@@ -392,7 +392,7 @@ async fn git_list(
     spawner: &Spawner,
 ) -> Result<Listing, PrepareError> {
     let git = file_list::ls_files(sandbox::WORKSPACE_INSIDE);
-    let walls = sandbox::plan(&SandboxRequest {
+    let request = sandbox::plan(&SandboxRequest {
         workspace: Some(tree(&wanted.workspace, false)?),
         ..sandbox::probe_request(wanted.profile, ids)
     })?;
@@ -402,7 +402,7 @@ async fn git_list(
         env: git.env.into_iter().chain([path]).collect(),
         cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
         limits: sandbox::limits_of(wanted.profile),
-        sandbox: SandboxSpec::Shim(Box::new(walls)),
+        sandbox: SandboxSpec::Shim(Box::new(request)),
         preamble: Vec::new(),
     };
     let run = launch::run_to_end(spawner, plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES).await;

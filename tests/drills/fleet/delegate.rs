@@ -154,9 +154,9 @@ fn it_makes_an_allow_a_deny_and_never_a_deny_an_allow() {
             denied.reason,
             "the delegate own denies this: not the\\nreadme \\u{202e}"
         );
-        let said = json!({"name": "own", "said": "deny", "policy": "allow"});
+        let said = json!({"name": "own", "answer": "deny", "policy": "allow"});
         assert_eq!(denied.facts["delegate"], said);
-        assert_eq!(rows[1].facts["delegate"]["said"], "allow");
+        assert_eq!(rows[1].facts["delegate"]["answer"], "allow");
         // What the policy denies it is not asked about, and with nobody to ask it is the same.
         assert_eq!(rows[2].facts["delegate"], Value::Null);
         assert!(
@@ -351,7 +351,7 @@ fn no_answer_of_the_right_form_is_a_deny() {
             "{kind}"
         );
         assert_eq!(row.rules, r#"["delegate_error"]"#);
-        assert_eq!(row.facts["delegate"]["said"], *kind, "{}", row.reason);
+        assert_eq!(row.facts["delegate"]["answer"], *kind, "{}", row.reason);
         assert!(row.reason.contains(&format!("({kind})")), "{}", row.reason);
     }
     let page = drill.get("/metrics").1;
@@ -426,7 +426,7 @@ fn a_program_that_fails_denies_and_nothing_of_it_is_left() {
     let ended = client(&drill, &["ask 6 README.md"]);
     assert_eq!(result(&drill, ended)["outcome"], "denied");
     let said = |row: &Row| {
-        row.facts["delegate"]["said"]
+        row.facts["delegate"]["answer"]
             .as_str()
             .unwrap_or_default()
             .to_owned()

@@ -81,9 +81,9 @@ fn a_replay_sees_links_as_they_were_and_what_clients_did() {
         [Some("allow"), Some("deny"), Some("allow"), Some("allow")],
         "{records:?}"
     );
-    let looked = &records[0]["facts"]["looked"]["at"];
-    assert_eq!(looked["/workspace/in"], "src", "{}", records[0]);
-    assert_eq!(looked["/workspace/src"], true, "{}", records[0]);
+    let observations = &records[0]["facts"]["observations"]["at"];
+    assert_eq!(observations["/workspace/in"], "src", "{}", records[0]);
+    assert_eq!(observations["/workspace/src"], true, "{}", records[0]);
     // The copy, and its links with it, is another one by now.
     fs::remove_file(drill.workspace().join("out")).expect("removed");
     let replay = |with: &str| {

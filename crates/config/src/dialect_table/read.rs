@@ -445,7 +445,7 @@ fn read_rule(section: &Section<'_>) -> Option<Rule> {
         }
         return None;
     };
-    let told = read_event_detail(section, event, true);
+    let detail = read_event_detail(section, event, true);
     let fields = read_fields(section, event, true);
     section.reject_unknown_keys(&[], &[]);
     Some(Rule {
@@ -454,7 +454,7 @@ fn read_rule(section: &Section<'_>) -> Option<Rule> {
         unless,
         event,
         fields,
-        detail: told?,
+        detail: detail?,
     })
 }
 

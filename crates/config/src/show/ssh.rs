@@ -8,8 +8,8 @@ use crate::types::{Network, RemoteSandbox, Ssh, Workspace};
 use crate::units::show_duration;
 
 /// The network of an agent: on the remote host with its sandbox there, or on this host.
-pub(super) fn put(table: &mut RenderedTable, far: Option<&Ssh>, network: Network) {
-    let Some(ssh) = far else {
+pub(super) fn put(table: &mut RenderedTable, target: Option<&Ssh>, network: Network) {
+    let Some(ssh) = target else {
         return table.put("network", network.as_str());
     };
     let Ssh {

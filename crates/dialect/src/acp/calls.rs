@@ -4,7 +4,7 @@
 //! the last value of each member is stored here, within bounds. Owns how a call becomes the input
 //! that is evaluated: an object of `rawInput`, `content` (its differences only) and `locations`,
 //! each as the agent wrote it. Where an agent sends neither of the first two, its message stands
-//! in: `title` and `said` (the content). Must not know when a call may arrive.
+//! in: `title` and `shown_content`. Must not know when a call may arrive.
 
 use std::collections::VecDeque;
 
@@ -198,26 +198,26 @@ fn diffs(content: &RawValue) -> Result<Option<String>, UnreadableDiff> {
     if items.omitted > 0 {
         return Err(UnreadableDiff);
     }
-    let mut kept = String::from("[");
+    let mut text = String::from("[");
     for raw in items.items {
         let item: Item<'_> = parse_object(raw).ok_or(UnreadableDiff)?;
         let is_text = item.kind.is_some_and(|kind| kind.0 != "diff");
         let Some(path) = item.path.filter(|_| !is_text) else {
             continue;
         };
-        if kept.len() > 1 {
-            kept.push(',');
+        if text.len() > 1 {
+            text.push(',');
         }
         if raw.get().len() <= limits::DIFF_BYTES {
-            kept.push_str(raw.get());
+            text.push_str(raw.get());
         } else {
-            kept.push_str("{\"type\":\"diff\",\"path\":");
-            kept.push_str(path.get());
-            kept.push('}');
+            text.push_str("{\"type\":\"diff\",\"path\":");
+            text.push_str(path.get());
+            text.push('}');
         }
     }
-    kept.push(']');
-    Ok((kept.len() > 2).then_some(kept))
+    text.push(']');
+    Ok((text.len() > 2).then_some(text))
 }
 
 /// A member that cannot be evaluated.
@@ -255,7 +255,7 @@ impl ToolCall {
         &mut self,
         fields: &CallFields<'_>,
         word: MessageKind,
-        room: usize,
+        remaining: usize,
     ) -> (MergedCall, usize) {
         let new_diffs = fields.content.map_or(Ok(None), diffs);
         let is_readable = new_diffs.is_ok();
@@ -277,7 +277,7 @@ impl ToolCall {
             self.kind = Some(kind);
         }
         let name = self.name();
-        let other = |new: Option<&str>, kept: Option<&str>| new.is_some() && new != kept;
+        let other = |new: Option<&str>, old: Option<&str>| new.is_some() && new != old;
         let changed = other(
             raw_input.map(RawValue::get),
             self.raw_input.as_deref().map(RawValue::get),
@@ -311,7 +311,7 @@ impl ToolCall {
                     locations.or(self.locations.as_deref()).map(RawValue::get),
                 ),
                 ("title", title.as_deref()),
-                ("said", shown_content.as_deref()),
+                ("shown_content", shown_content.as_deref()),
             ];
             let bytes: usize = members
                 .iter()
@@ -324,7 +324,7 @@ impl ToolCall {
             let lacks = match self.incomplete_reason {
                 Some(lacks) => Some(lacks),
                 None if beyond > 0 && joined => Some(OVERSIZE),
-                None if beyond > room => Some(REPEAT_LIMIT),
+                None if beyond > remaining => Some(REPEAT_LIMIT),
                 None => None,
             };
             repeated_bytes = if lacks.is_none() { beyond } else { 0 };
@@ -449,8 +449,8 @@ impl ToolCalls {
             Some(call) => (call, None),
             None => (ToolCall::from_fields(fields), None),
         };
-        let room = limits::REPEATED_CALLS_BYTES.saturating_sub(self.repeated_bytes);
-        let (mut known, extra_bytes) = call.merge(fields, word, room);
+        let remaining = limits::REPEATED_CALLS_BYTES.saturating_sub(self.repeated_bytes);
+        let (mut known, extra_bytes) = call.merge(fields, word, remaining);
         if let Some(was) = was {
             known.is_renamed = was.name() != known.name;
             if known.input.is_none() && !was.has_no_input() {

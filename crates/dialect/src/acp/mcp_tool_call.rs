@@ -22,7 +22,7 @@ struct ToolRequestInput {
     title: Option<String>,
     #[serde(rename = "rawInput")]
     raw: Option<Value>,
-    said: Option<Vec<Value>>,
+    shown_content: Option<Vec<Value>>,
 }
 
 /// The tool of that server for which a permission is requested.
@@ -35,10 +35,10 @@ pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Opti
     let id = ask.tool_id.as_ref()?.raw();
     let claimed = ask.claims.title.as_ref().map(UntrustedText::raw);
     let title = shown.title.as_deref().or(claimed)?;
-    match (shown.raw, shown.said.as_deref()) {
+    match (shown.raw, shown.shown_content.as_deref()) {
         (Some(raw), None) => parse_codex_approval(&raw, id, server)
             .or_else(|| parse_claude_title(title, raw, server, claimed)),
-        (None, Some([said])) => parse_gemini_text(title, said, id, server),
+        (None, Some([content])) => parse_gemini_text(title, content, id, server),
         _ => None,
     }
 }
@@ -77,11 +77,11 @@ fn parse_codex_approval(raw: &Value, id: &str, server: &str) -> Option<McpToolCa
 
 /// Gemini CLI: the title names both, the call's id begins with both, and its only text is the
 /// input.
-fn parse_gemini_text(title: &str, said: &Value, id: &str, server: &str) -> Option<McpToolCall> {
+fn parse_gemini_text(title: &str, content: &Value, id: &str, server: &str) -> Option<McpToolCall> {
     let behind = format!(" ({server} MCP Server)");
     let tool = title.strip_suffix(behind.as_str())?;
     let begins = format!("mcp_{server}_{tool}__");
-    let text = said.pointer("/content/text").and_then(Value::as_str)?;
+    let text = content.pointer("/content/text").and_then(Value::as_str)?;
     id.starts_with(&begins).then_some(McpToolCall {
         tool: tool.to_owned(),
         arguments: serde_json::from_str(text).ok()?,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     fn text_input(text: &str) -> Value {
-        json!({"said": [{"type": "content", "content": {"type": "text", "text": text}}]})
+        json!({"shown_content": [{"type": "content", "content": {"type": "text", "text": text}}]})
     }
 
     #[test]

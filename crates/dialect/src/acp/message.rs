@@ -100,7 +100,7 @@ impl InitializeResult<'_> {
         }
         let can =
             |raw: Option<&RawValue>| raw.is_some_and(|raw| !matches!(raw.get(), "false" | "null"));
-        let says = |raw: Option<&RawValue>| raw.is_some_and(|raw| raw.get() == "true");
+        let is_true = |raw: Option<&RawValue>| raw.is_some_and(|raw| raw.get() == "true");
         let agent: Agent<'_> = self
             .agent_capabilities
             .and_then(parse_object)
@@ -119,14 +119,14 @@ impl InitializeResult<'_> {
             .unwrap_or_default();
         let auth: Auth<'_> = agent.auth.and_then(parse_object).unwrap_or_default();
         Capabilities {
-            load: says(agent.load_session),
+            load: is_true(agent.load_session),
             list: can(session.list),
             resume: can(session.resume),
             close: can(session.close),
             logout: can(auth.logout),
-            embedded: says(prompt.embedded_context),
-            http: says(mcp.http),
-            sse: says(mcp.sse),
+            embedded: is_true(prompt.embedded_context),
+            http: is_true(mcp.http),
+            sse: is_true(mcp.sse),
             logins: self.auth_methods.map(auth::logins).unwrap_or_default(),
         }
     }

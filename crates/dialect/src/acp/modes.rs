@@ -45,12 +45,12 @@ fn skipping_ids<'a>(
     offered: impl Iterator<Item = &'a Choice>,
     skipping: &AutoApproveModes,
 ) -> Vec<UntrustedText> {
-    let says = |choice: &&Choice| {
+    let matches = |choice: &&Choice| {
         let name = choice.name.as_ref();
         name.is_some_and(|name| skipping.contains(name.raw()))
     };
     offered
-        .filter(says)
+        .filter(matches)
         .map(|choice| choice.id.clone())
         .collect()
 }
@@ -109,10 +109,10 @@ pub(super) fn option_skip_reason(
             let is_on = is_named_so
                 && !option.is_about("mode")
                 && !OFF.contains(&value.raw().to_lowercase().as_str());
-            let says = is_on
+            let state = is_on
                 || is_permission_option(option, &names)
                     && values.any(|name| skipping.contains(name.raw()));
-            says.then(|| format!("its option {id} = {}", value.escape_for_display(80)))
+            state.then(|| format!("its option {id} = {}", value.escape_for_display(80)))
         }
     }
 }

@@ -335,8 +335,8 @@ impl Settings {
         }
         match step {
             SettingRequest::Mode(mode) => {
-                let says = set.config_options.and_then(|_| self.option_about("mode"));
-                if let Some(option) = says.filter(|option| option.offers(mode))
+                let option = set.config_options.and_then(|_| self.option_about("mode"));
+                if let Some(option) = option.filter(|option| option.offers(mode))
                     && option.value != Value::Choice(Some(UntrustedText::from(mode.as_str())))
                 {
                     return Err(format!(

@@ -383,9 +383,9 @@ impl Custom {
     }
 
     fn slash_result(&mut self, message: SlashMessage, at: &RuleContext<'_>, out: &mut Effects) {
-        let heard = self.slash.finish();
+        let output = self.slash.finish();
         // An unrequested one must not make an exit look expected, but its mode counts.
-        if heard == SlashReply::Unsolicited {
+        if output == SlashReply::Unsolicited {
             at.report_out_of_state(out);
             if let Some(state) = message.state {
                 self.update_state(state, out);
@@ -409,7 +409,7 @@ impl Custom {
         {
             return;
         }
-        if heard == SlashReply::Expected {
+        if output == SlashReply::Expected {
             out.push(end);
         }
         if message.exit {

@@ -274,9 +274,9 @@ impl Scaiflux {
 
     fn slash_result(&mut self, result: SlashResult<'_>, line: &[u8], out: &mut Effects) {
         let state = result.state_change();
-        let heard = self.slash.finish();
+        let output = self.slash.finish();
         // An unrequested one must not make an exit look expected, but its mode counts.
-        if heard == SlashReply::Unsolicited {
+        if output == SlashReply::Unsolicited {
             report_bad_line(OUT_OF_STATE, line, out);
             if let Some(state) = state {
                 self.update_state(state, out);
@@ -303,7 +303,7 @@ impl Scaiflux {
         if state.is_some_and(|state| !self.update_state(state, out)) {
             return;
         }
-        if heard == SlashReply::Expected {
+        if output == SlashReply::Expected {
             out.push(end);
         }
         if exit {

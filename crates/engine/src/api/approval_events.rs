@@ -50,16 +50,16 @@ impl ApprovalSubscribers {
             let detail = "too many clients stream approvals already: read /approvals instead";
             return problem(StatusCode::SERVICE_UNAVAILABLE, detail);
         };
-        let (tell, told) = mpsc::channel(limits::APPROVAL_STREAM_QUEUE);
+        let (sender, receiver) = mpsc::channel(limits::APPROVAL_STREAM_QUEUE);
         let watcher = Subscriber {
             changed: fleet.approvals_changed(),
             fleet,
-            sender: tell,
+            sender,
             sent: BTreeMap::new(),
             _permit: place,
         };
         tokio::spawn(watcher.run(self.stop.clone(), until));
-        let mut response = Body::new(ChannelBody(told)).into_response();
+        let mut response = Body::new(ChannelBody(receiver)).into_response();
         let headers = response.headers_mut();
         for (name, value) in [
             (header::CONTENT_TYPE, "text/event-stream"),
@@ -146,7 +146,7 @@ impl<F: Fleet> Subscriber<F> {
             return end;
         }
         loop {
-            let told = tokio::select! {
+            let receiver = tokio::select! {
                 changed = self.changed.changed() => match changed {
                     Ok(()) => self.send_changes(stop).await,
                     Err(_) => Err(StreamEnd::Stopping),
@@ -157,7 +157,7 @@ impl<F: Fleet> Subscriber<F> {
                 }
                 () = self.sender.closed() => Err(StreamEnd::Gone),
             };
-            if let Err(end) = told {
+            if let Err(end) = receiver {
                 return end;
             }
         }

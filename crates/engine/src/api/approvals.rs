@@ -116,13 +116,18 @@ pub fn is_approvals_op(op: &str) -> bool {
 /// [`Failure`] to send back.
 pub fn read(text: &str) -> Result<ApprovalOp, Failure> {
     let line: ApprovalLine = serde_json::from_str(text).map_err(|error| bad(&error.to_string()))?;
-    let says = AnswerLine {
+    let fields = AnswerLine {
         digest: line.digest,
         decision: line.decision,
         reason: line.reason,
         remember: line.remember,
     };
-    let nothing = [&says.digest, &says.decision, &says.reason, &says.remember];
+    let nothing = [
+        &fields.digest,
+        &fields.decision,
+        &fields.reason,
+        &fields.remember,
+    ];
     let says_nothing = nothing.iter().all(|of| of.is_none());
     let approval = line.approval.as_deref().map(id).transpose()?;
     match (line.op.as_str(), approval, line.ended, says_nothing) {
@@ -130,7 +135,9 @@ pub fn read(text: &str) -> Result<ApprovalOp, Failure> {
             ended: ended.unwrap_or(false),
         }),
         ("approval", Some(approval), None, true) => Ok(ApprovalOp::Show { id: approval }),
-        ("answer", Some(approval), None, false) => Ok(ApprovalOp::Answer(answer(approval, says)?)),
+        ("answer", Some(approval), None, false) => {
+            Ok(ApprovalOp::Answer(answer(approval, fields)?))
+        }
         _ => Err(bad(
             "the operations are: approvals with ended; approval with approval; answer with approval, digest, decision, reason and remember",
         )),
@@ -146,36 +153,36 @@ pub fn read_answer(approval: PermissionRequestId, body: &[u8]) -> Result<Answer,
     if !is_object {
         return Err(bad("the body is not a JSON object"));
     }
-    let says = serde_json::from_slice(body).map_err(|error| bad(&error.to_string()))?;
-    answer(approval, says)
+    let fields = serde_json::from_slice(body).map_err(|error| bad(&error.to_string()))?;
+    answer(approval, fields)
 }
 
 fn id(text: &str) -> Result<PermissionRequestId, Failure> {
     PermissionRequestId::new(text).map_err(|error| bad(&error.to_string()))
 }
 
-fn answer(approval: PermissionRequestId, says: AnswerLine) -> Result<Answer, Failure> {
-    let decision = match says.decision.as_deref() {
+fn answer(approval: PermissionRequestId, fields: AnswerLine) -> Result<Answer, Failure> {
+    let decision = match fields.decision.as_deref() {
         Some("allow") => Decision::Allow,
         Some("deny") => Decision::Deny,
         _ => return Err(bad("key \"decision\" must be \"allow\" or \"deny\"")),
     };
-    let remember = says
+    let remember = fields
         .remember
         .as_deref()
         .map_or(Some(RememberScope::Never), RememberScope::parse);
     let remember = remember
         .ok_or_else(|| bad("key \"remember\" must be \"never\", \"turn\" or \"session\""))?;
     let is_long = |text: &String| text.chars().count() > limits::ANSWER_REASON_CHARS;
-    if says.reason.as_ref().is_some_and(is_long) {
+    if fields.reason.as_ref().is_some_and(is_long) {
         let most = limits::ANSWER_REASON_CHARS;
         return Err(bad(&format!("the reason is longer than {most} characters")));
     }
     Ok(Answer {
         id: approval,
-        digest: says.digest,
+        digest: fields.digest,
         decision,
-        reason: says
+        reason: fields
             .reason
             .filter(|text| !text.is_empty())
             .map(UntrustedText::new),
@@ -351,7 +358,7 @@ impl ApprovalView {
         let answer = |of: &ApprovalAnswer| AnswerView {
             decision: of.decision.to_string(),
             approver: of.approver.clone(),
-            reason: of.comment.as_ref().map(|said| said.raw().to_owned()),
+            reason: of.comment.as_ref().map(|comment| comment.raw().to_owned()),
             remember: of.remember.to_string(),
         };
         Self {

@@ -21,12 +21,12 @@ pub(super) fn open(
     stop: CancellationToken,
     until: Instant,
 ) -> Response {
-    let (tell, told) = mpsc::channel(limits::CHAT_STREAM_QUEUE);
-    let response = web_socket::respond(told, wanted, stop.clone(), until);
+    let (sender, receiver) = mpsc::channel(limits::CHAT_STREAM_QUEUE);
+    let response = web_socket::respond(receiver, wanted, stop.clone(), until);
     let until = until
         .checked_sub(limits::CHAT_STREAM_MARGIN)
         .unwrap_or(until);
-    tokio::spawn(follow(followed, tell, stop, until));
+    tokio::spawn(follow(followed, sender, stop, until));
     response
 }
 
@@ -34,12 +34,12 @@ pub(super) fn open(
 /// supervisor stops.
 async fn follow(
     mut followed: Subscription,
-    tell: mpsc::Sender<Bytes>,
+    sender: mpsc::Sender<Bytes>,
     stop: CancellationToken,
     until: Instant,
 ) {
     let again = limits::CHAT_STREAM_RETRY.as_millis();
-    if !send(&tell, format!("retry: {again}\n\n").into()).await {
+    if !send(&sender, format!("retry: {again}\n\n").into()).await {
         return;
     }
     loop {
@@ -52,14 +52,14 @@ async fn follow(
                 }
             },
             () = sleep(limits::CHAT_STREAM_KEEPALIVE) => Bytes::from_static(b": nothing new\n\n"),
-            () = tell.closed() => return,
+            () = sender.closed() => return,
             () = sleep_until(until) => break,
             () = stop.cancelled() => {
                 // The last events of its agent are durable by now.
                 loop {
                     match followed.events.read_remaining().await {
                         Ok(pieces) if pieces.is_empty() => break,
-                        Ok(pieces) => if !send(&tell, pieces.concat().into()).await {
+                        Ok(pieces) => if !send(&sender, pieces.concat().into()).await {
                             return;
                         },
                         Err(why) => {
@@ -71,17 +71,17 @@ async fn follow(
                 break;
             }
         };
-        if !send(&tell, piece).await {
+        if !send(&sender, piece).await {
             return;
         }
     }
     let last = format!("retry: {again}\n: the stream ends here, come again with its last id\n\n");
-    send(&tell, last.into()).await;
+    send(&sender, last.into()).await;
 }
 
 /// Returns whether the client accepted the chunk. A client that does not read is disconnected; it
 /// can resume without a loss.
-async fn send(tell: &mpsc::Sender<Bytes>, piece: Bytes) -> bool {
-    let sent = timeout(limits::CHAT_STREAM_WRITE_TIMEOUT, tell.send(piece)).await;
+async fn send(sender: &mpsc::Sender<Bytes>, piece: Bytes) -> bool {
+    let sent = timeout(limits::CHAT_STREAM_WRITE_TIMEOUT, sender.send(piece)).await;
     matches!(sent, Ok(Ok(())))
 }

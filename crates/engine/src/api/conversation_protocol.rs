@@ -201,8 +201,8 @@ enum ValueLine {
 }
 
 impl From<ApproverReply> for ApproverReplyWord {
-    fn from(said: ApproverReply) -> Self {
-        match said {
+    fn from(reply: ApproverReply) -> Self {
+        match reply {
             ApproverReply::Allow => Self::Allow,
             ApproverReply::Reject => Self::Reject,
             ApproverReply::Cancelled => Self::Cancelled,
@@ -304,10 +304,10 @@ pub fn read_client_message(line: &[u8]) -> Result<ClientMessage, Failure> {
         ("answer", None, None, Some(approval), Some(says), Ok(None)) => {
             let approval =
                 PermissionRequestId::new(&approval).map_err(|error| bad(&error.to_string()))?;
-            let said = says.into();
+            let reply = says.into();
             Ok(ClientMessage::Answer {
                 approval,
-                answer: said,
+                answer: reply,
             })
         }
         ("set", Some(n), None, None, None, Ok(Some(setting))) => {
@@ -376,8 +376,8 @@ enum ServerLine {
 
 /// Writes a server message without its newline.
 #[must_use]
-pub fn write_server_message(told: &ServerMessage) -> String {
-    let line = match told {
+pub fn write_server_message(message: &ServerMessage) -> String {
+    let line = match message {
         ServerMessage::CaughtUp => ServerLine::CaughtUp,
         ServerMessage::PromptRefused { n, message } => ServerLine::PromptRefused {
             n: *n,
@@ -512,7 +512,7 @@ mod tests {
             reason: "why".to_owned(),
             within_ms: 5,
         };
-        for told in [
+        for message in [
             ServerMessage::CaughtUp,
             ServerMessage::PromptRefused {
                 n: 1,
@@ -539,8 +539,8 @@ mod tests {
             },
         ] {
             assert_eq!(
-                read_server_message(&write_server_message(&told)),
-                Some(told)
+                read_server_message(&write_server_message(&message)),
+                Some(message)
             );
         }
         assert_eq!(read_server_message("{\"type\":\"event\"}"), None);

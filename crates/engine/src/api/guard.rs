@@ -143,8 +143,10 @@ pub(super) async fn identify(
     let now = Instant::now();
     let remote = match asker.peer {
         Some(Peer::Owner) => {
-            let asked = tokens.rates().admit_caller("the socket", None, now);
-            return asked.map(|()| Caller::owner()).map_err(too_many_requests);
+            let admitted = tokens.rates().admit_caller("the socket", None, now);
+            return admitted
+                .map(|()| Caller::owner())
+                .map_err(too_many_requests);
         }
         Some(Peer::Address { remote, .. }) => remote,
         // The peer's address is unknown.

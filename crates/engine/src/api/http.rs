@@ -286,12 +286,12 @@ async fn ready(State(pages): State<Pages>, request: Request) -> Response {
         Readiness::Ready => text(StatusCode::OK, "ready\n"),
         Readiness::NotReady(reasons) => {
             let mut body = String::from("not ready\n");
-            let told = if is_remote(&request) {
+            let forwarded = if is_remote(&request) {
                 Vec::new()
             } else {
                 reasons
             };
-            for reason in told {
+            for reason in forwarded {
                 body.push_str(&marshal_model::untrusted::escape_for_display(&reason, 400));
                 body.push('\n');
             }

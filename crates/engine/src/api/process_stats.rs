@@ -84,12 +84,12 @@ mod tests {
     #[test]
     fn the_numbers_are_those_of_this_process() {
         let before = read().expect("proc");
-        let held: Vec<std::fs::File> = (0..20)
+        let files: Vec<std::fs::File> = (0..20)
             .map(|_| std::fs::File::open("/dev/null").expect("null"))
             .collect();
         let after = read().expect("proc");
         // Other tests of this process open and close descriptors at the same time.
-        assert!(after.open_fds + 15 >= before.open_fds + held.len() as u64);
+        assert!(after.open_fds + 15 >= before.open_fds + files.len() as u64);
         assert!(after.cpu_seconds >= before.cpu_seconds);
         assert!((1 << 20..1 << 40).contains(&after.resident_bytes));
         assert!(after.max_fds.is_some_and(|max| max >= after.open_fds));

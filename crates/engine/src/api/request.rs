@@ -454,8 +454,8 @@ fn spec(line: TaskLine) -> Result<TaskSpec, (&'static str, String)> {
 /// # Errors
 /// A workspace whose path is not UTF-8: JSON cannot carry it.
 pub fn write(request: &Request) -> Result<String, Failure> {
-    if let Request::Approvals(asked) = request {
-        return Ok(approvals::write(asked));
+    if let Request::Approvals(op) = request {
+        return Ok(approvals::write(op));
     }
     let mut line = RequestLine {
         v: VERSION,

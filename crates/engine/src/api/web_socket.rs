@@ -65,7 +65,7 @@ pub(super) fn bearer_subprotocol(headers: &HeaderMap) -> Option<String> {
 fn decode_base64url(text: &str) -> Option<Vec<u8>> {
     let text = text.trim_end_matches('=');
     let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
-    let (mut held, mut bits) = (0_u32, 0_u32);
+    let (mut buffered, mut bits) = (0_u32, 0_u32);
     for byte in text.bytes() {
         let six = match byte {
             b'A'..=b'Z' => byte - b'A',
@@ -75,16 +75,16 @@ fn decode_base64url(text: &str) -> Option<Vec<u8>> {
             b'_' => 63,
             _ => return None,
         };
-        held = held << 6 | u32::from(six);
+        buffered = buffered << 6 | u32::from(six);
         bits += 6;
         if bits >= 8 {
             bits -= 8;
-            bytes.push(u8::try_from(held >> bits & 0xff).ok()?);
-            held &= (1 << bits) - 1;
+            bytes.push(u8::try_from(buffered >> bits & 0xff).ok()?);
+            buffered &= (1 << bits) - 1;
         }
     }
     // The leftover bits are less than a byte, and must be zero.
-    (bits < 6 && held == 0).then_some(bytes)
+    (bits < 6 && buffered == 0).then_some(bytes)
 }
 
 impl UpgradeRequest {
@@ -117,7 +117,7 @@ pub(super) fn respond(
 ) -> Response {
     if let Some(UpgradeRequest {
         upgrade,
-        connection: kept,
+        connection,
     }) = wanted
     {
         return upgrade
@@ -131,7 +131,7 @@ pub(super) fn respond(
                     deadline: until,
                     missed_pongs: 0,
                 };
-                line.run(messages, kept).await;
+                line.run(messages, connection).await;
             });
     }
     let mut response = Body::new(ChannelBody(messages)).into_response();
@@ -210,15 +210,15 @@ enum Step {
 
 impl SocketSession {
     /// Forwards messages until the stream ends, the client disconnects, or the server stops.
-    async fn run(mut self, mut messages: mpsc::Receiver<Bytes>, kept: ConnectionHandle) {
+    async fn run(mut self, mut messages: mpsc::Receiver<Bytes>, connection: ConnectionHandle) {
         let step = loop {
             let step = tokio::select! {
-                () = kept.wait_closed() => Step::Close(close_code::AWAY, "stopping"),
+                () = connection.wait_closed() => Step::Close(close_code::AWAY, "stopping"),
                 came = self.socket.recv() => self.handle_message(came.as_ref()),
                 piece = messages.recv() => match piece {
                     Some(piece) => tokio::select! {
                         step = self.send_chunk(&piece) => step,
-                        () = kept.wait_closed() => Step::Gone,
+                        () = connection.wait_closed() => Step::Gone,
                     },
                     None => self.closing_step(),
                 },
@@ -245,7 +245,7 @@ impl SocketSession {
             while let Some(Ok(_)) = self.socket.recv().await {}
         };
         let _ = timeout(CLOSE_TIMEOUT, goodbye).await;
-        drop(kept);
+        drop(connection);
     }
 
     fn handle_message(&mut self, came: Option<&Result<Message, axum::Error>>) -> Step {
@@ -265,8 +265,8 @@ impl SocketSession {
     }
 
     async fn send_chunk(&mut self, piece: &[u8]) -> Step {
-        for said in parse_chunk(piece) {
-            let message = match said {
+        for frame in parse_chunk(piece) {
+            let message = match frame {
                 StreamPiece::Event(text) => Message::Text(text.into()),
                 StreamPiece::End(why) => {
                     return match why.as_str() {

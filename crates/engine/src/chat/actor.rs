@@ -533,7 +533,7 @@ impl Actor {
         // ends.
         let mut busy: Option<watch::Receiver<u64>> = None;
         loop {
-            let lobby = Arc::clone(&self.slot_queue);
+            let queue = Arc::clone(&self.slot_queue);
             let Some(conversation) = &mut self.conversation else {
                 return IdleStep::Unload;
             };
@@ -559,13 +559,13 @@ impl Actor {
                     }
                     until = Instant::now() + idle_time.min(COMMAND_CHECK_INTERVAL);
                 }
-                () = lobby.wait_until_wanted(), if busy.is_none() => {
+                () = queue.wait_until_wanted(), if busy.is_none() => {
                     // Subscribe before the check, so that no end is missed.
                     let tap = self.chats.fleet.follow(&self.chat.session);
                     if !self.has_live_commands().await {
                         return IdleStep::Unload;
                     }
-                    lobby.cancel_yield();
+                    queue.cancel_yield();
                     busy = Some(tap);
                 }
                 () = wait_grown(busy.as_mut()), if busy.is_some() => {

@@ -340,7 +340,7 @@ impl Actor {
             if facts.chat.waiting > 0 {
                 return RoundResult::Work;
             }
-            let kept = match decide(&facts, chats.fleet.now_ms()) {
+            let outcome = match decide(&facts, chats.fleet.now_ms()) {
                 NextRound::Continue => self
                     .send_continue(&facts.chat)
                     .await
@@ -356,7 +356,7 @@ impl Actor {
                     over.map(|()| RoundResult::Done)
                 }
             };
-            return kept.unwrap_or_else(|why| {
+            return outcome.unwrap_or_else(|why| {
                 tracing::warn!(chat = %id, why, "a chat cannot continue yet");
                 RoundResult::Later
             });

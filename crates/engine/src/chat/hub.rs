@@ -61,10 +61,10 @@ impl Cursor {
         self.part != 0 && (event.part == 0 || event.part > self.part)
     }
 
-    const fn after_event(told: &StreamEvent) -> Self {
+    const fn after_event(event: &StreamEvent) -> Self {
         Self {
-            seq: told.id.seq,
-            part: told.part,
+            seq: event.id.seq,
+            part: event.part,
         }
     }
 }
@@ -88,11 +88,11 @@ struct EncodedEvent {
 }
 
 impl EncodedEvent {
-    fn new(told: &StreamEvent) -> Self {
+    fn new(event: &StreamEvent) -> Self {
         Self {
-            cursor: Cursor::after_event(told),
-            named: told.to_named_sse().into(),
-            enveloped: told.to_enveloped_sse().into(),
+            cursor: Cursor::after_event(event),
+            named: event.to_named_sse().into(),
+            enveloped: event.to_enveloped_sse().into(),
         }
     }
 
@@ -127,12 +127,12 @@ impl Ring {
         }
         self.end_seq = to;
         while self.events.len() > limits::CHAT_RING_EVENTS || self.bytes > limits::CHAT_RING_BYTES {
-            let Some(gone) = self.events.pop_front() else {
+            let Some(evicted) = self.events.pop_front() else {
                 break;
             };
-            self.bytes = self.bytes.saturating_sub(gone.size());
+            self.bytes = self.bytes.saturating_sub(evicted.size());
             // If one part of a seq is dropped, cursors must treat all of its parts as dropped.
-            self.start_seq = gone.cursor.seq;
+            self.start_seq = evicted.cursor.seq;
         }
     }
 
@@ -182,7 +182,7 @@ impl Hub {
         // Subscribed before this read: later events are signalled.
         let of = session.clone();
         let end = readers.read(move |reader| reader.last_seq(&of)).await?;
-        let gone = CancellationToken::new();
+        let closed = CancellationToken::new();
         let hub = Arc::new(Self {
             session,
             epoch,
@@ -194,9 +194,9 @@ impl Hub {
                 bytes: 0,
             }),
             grown: watch::channel(end).0,
-            _pump: gone.clone().drop_guard(),
+            _pump: closed.clone().drop_guard(),
         });
-        tokio::spawn(pump(Arc::downgrade(&hub), tap, gone));
+        tokio::spawn(pump(Arc::downgrade(&hub), tap, closed));
         Ok(hub)
     }
 
@@ -270,10 +270,10 @@ fn page(
 }
 
 /// Keeps the ring up to date with the durable end.
-async fn pump(hub: Weak<Hub>, mut tap: watch::Receiver<u64>, gone: CancellationToken) {
+async fn pump(hub: Weak<Hub>, mut tap: watch::Receiver<u64>, closed: CancellationToken) {
     loop {
         tokio::select! {
-            () = gone.cancelled() => return,
+            () = closed.cancelled() => return,
             changed = tap.changed() => if changed.is_err() {
                 return;
             },
@@ -299,7 +299,7 @@ async fn pump(hub: Weak<Hub>, mut tap: watch::Receiver<u64>, gone: CancellationT
                     );
                     drop(hub);
                     tokio::select! {
-                        () = gone.cancelled() => return,
+                        () = closed.cancelled() => return,
                         () = tokio::time::sleep(limits::CHAT_RETRY) => {}
                     }
                 }

@@ -53,8 +53,8 @@ impl Chats {
                 None => chats.begin(&workspace, wish, Some(run)).await,
             }
         });
-        let gone = |_| ChatError::Unavailable("the supervisor is stopping".to_owned());
-        created.await.map_err(gone)?
+        let stopping = |_| ChatError::Unavailable("the supervisor is stopping".to_owned());
+        created.await.map_err(stopping)?
     }
 
     /// Returns the chat that was created with a key. Wakes its actor, because the first caller may

@@ -519,7 +519,7 @@ impl Inner {
         if self.stop.is_cancelled() {
             return;
         }
-        let Some(lobby) = self.slot_queues.get(&chat.pool).cloned() else {
+        let Some(queue) = self.slot_queues.get(&chat.pool).cloned() else {
             let (chat, pool) = (&chat.session, &chat.pool);
             tracing::error!(%chat, %pool, "a chat waits: the configuration has no such pool");
             return;
@@ -536,7 +536,7 @@ impl Inner {
         let actor = Actor {
             chats: Arc::clone(self),
             chat,
-            slot_queue: lobby,
+            slot_queue: queue,
             signals: wants,
             seen: ActorSignals::default(),
             conversation: None,

@@ -36,17 +36,17 @@ impl Readers {
     ) -> Result<T, String> {
         let place = Arc::clone(&self.permits).acquire_owned().await;
         let place = place.map_err(|error| error.to_string())?;
-        let (journal, kept) = (self.journal.clone(), Arc::clone(&self.idle));
+        let (journal, idle) = (self.journal.clone(), Arc::clone(&self.idle));
         let work = move || {
             let _place = place;
-            let found = kept.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let found = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let reader = match found {
                 Some(reader) => reader,
                 None => journal.reader().map_err(|error| error.to_string())?,
             };
             // After a failure, the next read opens a new connection.
             let found = read(&reader).map_err(|error| error.to_string())?;
-            kept.lock()
+            idle.lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(reader);
             Ok(found)

@@ -88,19 +88,19 @@ mod tests {
 
     #[tokio::test]
     async fn each_that_waits_is_given_way_to_once() {
-        let lobby = SlotWaitQueue::new();
-        assert!(!lobby.try_yield(), "nobody waits");
-        let first = lobby.join();
-        let second = lobby.join();
-        lobby.wait_until_wanted().await;
-        assert!(lobby.try_yield());
-        assert!(!lobby.try_yield(), "two wait");
+        let queue = SlotWaitQueue::new();
+        assert!(!queue.try_yield(), "nobody waits");
+        let first = queue.join();
+        let second = queue.join();
+        queue.wait_until_wanted().await;
+        assert!(queue.try_yield());
+        assert!(!queue.try_yield(), "two wait");
         drop((first, second));
-        assert!(!lobby.try_yield());
-        let idle = Arc::clone(&lobby);
+        assert!(!queue.try_yield());
+        let idle = Arc::clone(&queue);
         let idle = tokio::spawn(async move { idle.wait_until_wanted().await });
         tokio::task::yield_now().await;
-        let _third = lobby.join();
+        let _third = queue.join();
         idle.await.expect("it gives way");
     }
 }

@@ -112,14 +112,14 @@ pub(super) fn events_for(
         event => plain(event).into_iter().collect(),
     };
     let count = u32::try_from(found.len()).unwrap_or(u32::MAX);
-    let told = (1..).zip(found).map(|(part, (name, data))| StreamEvent {
+    let events = (1..).zip(found).map(|(part, (name, data))| StreamEvent {
         id: stored.id,
         part: if part == count { 0 } else { part },
         name,
         // Control characters are escaped, so nothing in the JSON can end the line.
         data: escape_json_for_terminal(&data.to_string()),
     });
-    Ok(told.collect())
+    Ok(events.collect())
 }
 
 /// Returns the stream events of a member's event, with the member's id.
@@ -132,14 +132,16 @@ fn forwarded_events(
     let Some(stored) = page.first().filter(|stored| stored.id.seq == seq) else {
         return Ok(Vec::new()); // It was removed.
     };
-    let told = events_for(reader, member, stored)?.into_iter().map(|told| {
-        let mut data: Value = serde_json::from_str(&told.data).unwrap_or_default();
-        if let Some(data) = data.as_object_mut() {
-            data.insert("chat_id".to_owned(), member.as_str().into());
-        }
-        (told.name, data)
-    });
-    Ok(told.collect())
+    let events = events_for(reader, member, stored)?
+        .into_iter()
+        .map(|event| {
+            let mut data: Value = serde_json::from_str(&event.data).unwrap_or_default();
+            if let Some(data) = data.as_object_mut() {
+                data.insert("chat_id".to_owned(), member.as_str().into());
+            }
+            (event.name, data)
+        });
+    Ok(events.collect())
 }
 
 /// Returns the stream event for the work of a chat with members.

@@ -122,8 +122,8 @@ fn drain(
             Some(text) => (text, true),
             None => (piece, false),
         };
-        let room = STDERR_LINE_BYTES - line.len();
-        line.extend_from_slice(&text[..text.len().min(room)]);
+        let remaining = STDERR_LINE_BYTES - line.len();
+        line.extend_from_slice(&text[..text.len().min(remaining)]);
         if ended {
             log.add(line);
             line.clear();

@@ -197,24 +197,24 @@ mod tests {
         let (full, other) = (open("full", Some(2)), open("other", Some(1)));
         let mut queue = Queue::default();
         queue.extend((0..1_000).map(|at| task(&full, &format!("t-{at}"))));
-        let mut looked = 0;
+        let mut checked = 0;
         let mut next = |queue: &mut Queue| {
-            let before = looked;
+            let before = checked;
             let found = queue.take_next(|_| {
-                looked += 1;
+                checked += 1;
                 true
             });
-            (found, looked - before)
+            (found, checked - before)
         };
         let begun: Vec<_> = (0..2).map(|_| next(&mut queue)).collect();
         assert!(
             begun
                 .iter()
-                .all(|(task, looked)| task.is_some() && *looked == 1)
+                .all(|(task, checked)| task.is_some() && *checked == 1)
         );
-        let (none, looked) = next(&mut queue);
+        let (none, checked) = next(&mut queue);
         assert!(none.is_none());
-        assert_eq!(looked, 0, "tasks were looked at in vain");
+        assert_eq!(checked, 0, "tasks were looked at in vain");
         // A later run has a free job until one of its tasks begins.
         queue.extend([task(&other, "o-1"), task(&other, "o-2")]);
         let (other_one, _) = next(&mut queue);
@@ -230,8 +230,8 @@ mod tests {
         drop(begun);
         let approval = PermissionRequestId::new("a-1").expect("an id");
         assert_eq!(ids(queue.take_awaiting(&approval)), ["approvals"]);
-        let (found, looked) = next(&mut queue);
-        assert_eq!((ids(found), looked), (vec!["t-2".to_owned()], 1));
+        let (found, checked) = next(&mut queue);
+        assert_eq!((ids(found), checked), (vec!["t-2".to_owned()], 1));
     }
 
     #[test]

@@ -327,14 +327,14 @@ impl PoolState {
 
     /// A session ended without a report: its task is lost, and its child is killed with its keeper.
     pub(super) fn session_lost(&mut self, who: &SessionRef, why: &str) {
-        let gone = self.slots.iter().find_map(|slot| {
+        let free = self.slots.iter().find_map(|slot| {
             let (actor, session) = slot.occupant()?;
             let works = slot.work.is_some();
             actor
                 .is(who)
                 .then(|| (slot.id.index, session.clone(), works))
         });
-        match gone {
+        match free {
             Some((index, session, true)) => {
                 self.attempt_ended(&Attempt::internal(index, session, why));
             }

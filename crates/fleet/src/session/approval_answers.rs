@@ -291,8 +291,8 @@ impl SessionState {
         let (pending, delegate) = self.pending.get(id).zip(self.pool.delegate.as_ref())?;
         let text = |member: &PendingRequest| {
             let (now, _) = self.reevaluate(member);
-            let says = (now.decision, &now.rules[..], &now.reason[..]);
-            self.delegate_request(member, &delegate.config.name, says)
+            let outcome = (now.decision, &now.rules[..], &now.reason[..]);
+            self.delegate_request(member, &delegate.config.name, outcome)
                 .into_json()
         };
         let requests = pending.requests.iter();

@@ -178,7 +178,7 @@ impl SessionState {
     }
 
     /// Logs and counts a durable verdict.
-    pub(super) fn log_verdict(&self, verdict: &Verdict, class: ToolClass, asked: Instant) {
+    pub(super) fn log_verdict(&self, verdict: &Verdict, class: ToolClass, asked_at: Instant) {
         PermissionDecided {
             slot: &self.work.slot,
             session: &self.work.session,
@@ -187,7 +187,7 @@ impl SessionState {
             decision: verdict.decision,
             decided_by: verdict.decided_by,
             rules: &verdict.rules,
-            took: clock::since(asked),
+            took: clock::since(asked_at),
         }
         .emit();
     }
@@ -568,7 +568,7 @@ impl SessionState {
             ask,
             mut decided,
             client_request: wish,
-            since: asked,
+            since: asked_at,
         } = member;
         decided.verdict.decision = ending.decision;
         decided.verdict.decided_by = ending.by;
@@ -589,7 +589,7 @@ impl SessionState {
             Some((wish, place)) => OnDurable::StartClientRequest {
                 key,
                 place: super::engine_tools::person_answer(&wish, ending).or(place),
-                asked,
+                asked_at,
                 verdict: decided.verdict,
                 deny_turn,
                 class,
@@ -597,7 +597,7 @@ impl SessionState {
             None => OnDurable::SendAnswer {
                 key,
                 answer: decided.answer(),
-                asked,
+                asked_at,
                 deny_turn,
                 verdict: decided.verdict,
                 class,

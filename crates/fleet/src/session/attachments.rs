@@ -82,10 +82,10 @@ impl PromptFiles {
                 text: None,
             });
         }
-        let mut room = limits::EMBEDDED_BYTES;
+        let mut remaining = limits::EMBEDDED_BYTES;
         for path in &*self.embedded {
-            let text = read(root, view, path, room)?;
-            room -= text.len();
+            let text = read(root, view, path, remaining)?;
+            remaining -= text.len();
             attached.push(Attachment {
                 path: path_inside(path),
                 text: Some(UntrustedText::new(text)),
@@ -135,7 +135,7 @@ fn read(
     root: &Root,
     view: Option<&MergedView>,
     path: &str,
-    room: usize,
+    remaining: usize,
 ) -> Result<String, AttachError> {
     let bad = |source| missing(path, source);
     let handle = find(root, view, path)?;
@@ -147,10 +147,12 @@ fn read(
     }
     // The handle is of a regular file, so opening it does not block.
     let file = File::from(tree::reopen(&handle, OFlags::RDONLY).map_err(bad)?);
-    let limit = u64::try_from(room).unwrap_or(u64::MAX).saturating_add(1);
+    let limit = u64::try_from(remaining)
+        .unwrap_or(u64::MAX)
+        .saturating_add(1);
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes).map_err(bad)?;
-    if bytes.len() > room {
+    if bytes.len() > remaining {
         return Err(AttachError::TooLong);
     }
     String::from_utf8(bytes)

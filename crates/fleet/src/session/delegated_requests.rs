@@ -89,9 +89,9 @@ impl SessionState {
         };
         let id = member.decided.verdict.request.clone();
         let verdict = &member.decided.verdict;
-        let says = (verdict.decision, &verdict.rules[..], &verdict.reason[..]);
+        let outcome = (verdict.decision, &verdict.rules[..], &verdict.reason[..]);
         let text = self
-            .delegate_request(&member, &delegate.config.name, says)
+            .delegate_request(&member, &delegate.config.name, outcome)
             .into_json();
         let host = Arc::clone(&self.shared.host);
         let mut delegate_reply = DelegateReply(Some((self.myself.clone(), id.clone())));
@@ -196,7 +196,7 @@ impl SessionState {
         };
         member.decided.add_fact(
             "delegate",
-            &json!({"name": name, "said": word, "policy": before.as_str()}),
+            &json!({"name": name, "answer": word, "policy": before.as_str()}),
         );
         let answer = match answer {
             Err(error) => {
@@ -311,14 +311,14 @@ impl SessionState {
             ask,
             mut decided,
             client_request: wish,
-            since: asked,
+            since: asked_at,
         } = member;
         if decided.verdict.decision == Decision::Ask {
             return self.request_approval(PendingRequest {
                 ask,
                 decided,
                 client_request: wish,
-                since: asked,
+                since: asked_at,
             });
         }
         self.tally.add_decision(&decided);
@@ -329,7 +329,7 @@ impl SessionState {
             Some((_, place)) => OnDurable::StartClientRequest {
                 key,
                 place,
-                asked,
+                asked_at,
                 deny_turn,
                 verdict: decided.verdict,
                 class,
@@ -337,7 +337,7 @@ impl SessionState {
             None => OnDurable::SendAnswer {
                 key,
                 answer: decided.answer(),
-                asked,
+                asked_at,
                 deny_turn,
                 verdict: decided.verdict,
                 class,

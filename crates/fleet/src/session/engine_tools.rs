@@ -213,28 +213,28 @@ mod tests {
     fn a_call_that_was_denied_excuses_none_that_was_done() {
         let shown = json!({"step": "a", "status": "done"});
         let is_shown = |wish: &EngineRequest| wish.matches_input(&shown);
-        let mut asks = OpenRequests::default();
-        asks.engine_calls.push_back(own(1, false));
+        let mut requests = OpenRequests::default();
+        requests.engine_calls.push_back(own(1, false));
         assert!(
-            !asks.take_engine_call(is_shown, ReportedResult::Done),
+            !requests.take_engine_call(is_shown, ReportedResult::Done),
             "it was denied"
         );
         assert!(
-            asks.take_engine_call(is_shown, ReportedResult::NotDone),
+            requests.take_engine_call(is_shown, ReportedResult::NotDone),
             "it is that one"
         );
         assert!(
-            !asks.take_engine_call(is_shown, ReportedResult::NotDone),
+            !requests.take_engine_call(is_shown, ReportedResult::NotDone),
             "one for one"
         );
         // Of two equal calls each matches the one whose outcome fits.
-        asks.engine_calls.push_back(own(2, true));
-        asks.engine_calls.push_back(own(3, false));
-        assert!(asks.take_engine_call(is_shown, ReportedResult::NotDone));
-        assert!(asks.take_engine_call(is_shown, ReportedResult::Done));
+        requests.engine_calls.push_back(own(2, true));
+        requests.engine_calls.push_back(own(3, false));
+        assert!(requests.take_engine_call(is_shown, ReportedResult::NotDone));
+        assert!(requests.take_engine_call(is_shown, ReportedResult::Done));
         // A call that failed although it was allowed.
-        asks.engine_calls.push_back(own(4, true));
-        assert!(asks.take_engine_call(is_shown, ReportedResult::NotDone));
-        assert!(asks.engine_calls.is_empty());
+        requests.engine_calls.push_back(own(4, true));
+        assert!(requests.take_engine_call(is_shown, ReportedResult::NotDone));
+        assert!(requests.engine_calls.is_empty());
     }
 }

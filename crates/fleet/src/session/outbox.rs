@@ -37,7 +37,7 @@ pub(crate) enum OnDurable {
         /// The answer.
         answer: PermissionResponse,
         /// When the request arrived.
-        asked: Instant,
+        asked_at: Instant,
         /// The verdict behind it.
         verdict: Verdict,
         /// Whether the denial also ends the turn.
@@ -52,7 +52,7 @@ pub(crate) enum OnDurable {
         /// The path that was evaluated, if the request is allowed.
         place: Option<String>,
         /// When the request arrived.
-        asked: Instant,
+        asked_at: Instant,
         /// The verdict behind it.
         verdict: Verdict,
         /// Whether the denial also ends the turn.

@@ -166,31 +166,35 @@ pub(crate) fn decide_request(
     prepared: Option<&PreparedSession>,
     work: &Work,
     (ask, original): (&PermissionRequest, Option<Box<PermissionRequest>>),
-    asks: &mut OpenRequests,
+    requests: &mut OpenRequests,
     at: DecisionContext<'_>,
 ) -> DecidedRequest {
     let began = clock::now();
     let snapshot = PolicySnapshot::take(pool, work, at.mode.map(str::to_owned));
-    let crowded = asks.open.len().saturating_sub(at.waiting) >= APPROVALS_PER_SESSION;
-    let twice = asks.open.values().any(|open| open.id == ask.key.id);
+    let crowded = requests.open.len().saturating_sub(at.waiting) >= APPROVALS_PER_SESSION;
+    let twice = requests.open.values().any(|open| open.id == ask.key.id);
     let announced = engine_tools::announced_call(pool, original.as_deref().unwrap_or(ask));
     // An announced engine tool call counts as requested when it arrives, not before.
     if announced.is_none() {
-        asks.record_request(original.as_deref().unwrap_or(ask));
+        requests.record_request(original.as_deref().unwrap_or(ask));
     }
     let announces = announced.as_ref().map(|wish| wish.tool);
     let keeps = pool.config.shell_cwd;
     // A shell call without a request may have moved the shell already; what it did is seen only at
     // its end.
     let unseen = keeps != ShellCwd::Workspace
-        && asks.calls.iter().any(|call| {
+        && requests.calls.iter().any(|call| {
             !call.has_request() && tool_class(pool, Some(&call.name)) == ToolClass::Shell
         });
     let nowhere = ShellDirectory::unknown();
-    let directory = if unseen { &nowhere } else { &asks.directory };
+    let directory = if unseen {
+        &nowhere
+    } else {
+        &requests.directory
+    };
     let from = directory.clone();
     let by = |policy: &Policy| {
-        let occasion = snapshot.occasion(pool, &asks.rule_uses);
+        let occasion = snapshot.occasion(pool, &requests.rule_uses);
         let (input, original) = (
             DecisionInput::from_request(ask),
             original.as_deref().map(DecisionInput::from_request),
@@ -243,21 +247,22 @@ pub(crate) fn decide_request(
     let uses = judgement.rule_uses.clone();
     let mut decided =
         build_decided_request(pool, &snapshot, work, ask, (judgement, took), class, at);
-    let occasion = snapshot.occasion(pool, &asks.rule_uses);
+    let occasion = snapshot.occasion(pool, &requests.rule_uses);
     let facts = &decided.judged.facts;
     decided.judged.facts =
         audit_record::with_place(facts, pool, prepared, directory, &occasion, floor);
     let decision = decided.verdict.decision;
-    asks.directory.record_decision(keeps, &moved, decision);
+    requests.directory.record_decision(keeps, &moved, decision);
     if decision == Decision::Allow {
-        policy_snapshot::count_uses(&mut asks.rule_uses, &uses);
+        policy_snapshot::count_uses(&mut requests.rule_uses, &uses);
         decided.uses = uses;
-        asks.record_announced(ask.tool_id.as_ref(), announced);
+        requests.record_announced(ask.tool_id.as_ref(), announced);
     }
     decided.moved = moved;
     decided.from = from;
     decided.unmasked = original;
-    asks.open
+    requests
+        .open
         .insert(decided.verdict.request.clone(), ask.key.clone());
     decided
 }
@@ -272,14 +277,14 @@ pub(crate) fn decide_client_request(
         Option<Box<PermissionRequest>>,
         &ClientRequest,
     ),
-    asks: &mut OpenRequests,
+    requests: &mut OpenRequests,
     at: DecisionContext<'_>,
 ) -> (DecidedRequest, Option<String>) {
     let began = clock::now();
     let snapshot = PolicySnapshot::take(pool, work, at.mode.map(str::to_owned));
     let mut tried = None;
     let by = |policy: &Policy, prepared: &PreparedSession| {
-        let occasion = snapshot.occasion(pool, &asks.rule_uses);
+        let occasion = snapshot.occasion(pool, &requests.rule_uses);
         let is_masked = original.is_some();
         evaluate_client_request(pool, (policy, &occasion), prepared, request, ask, is_masked)
     };
@@ -317,15 +322,16 @@ pub(crate) fn decide_client_request(
     let mut decided =
         build_decided_request(pool, &snapshot, work, ask, (judgement, took), class, at);
     let (facts, nowhere) = (&decided.judged.facts, ShellDirectory::default());
-    let occasion = snapshot.occasion(pool, &asks.rule_uses);
+    let occasion = snapshot.occasion(pool, &requests.rule_uses);
     decided.judged.facts =
         audit_record::with_place(facts, pool, prepared, &nowhere, &occasion, None);
     if decided.verdict.decision == Decision::Allow {
-        policy_snapshot::count_uses(&mut asks.rule_uses, &uses);
+        policy_snapshot::count_uses(&mut requests.rule_uses, &uses);
         decided.uses = uses;
     }
     decided.unmasked = original;
-    asks.client_requests
+    requests
+        .client_requests
         .insert(decided.verdict.request.clone(), ask.key.clone());
     (decided, place)
 }
@@ -488,15 +494,15 @@ pub(crate) fn evaluate_unrequested_call(
     prepared: Option<&PreparedSession>,
     work: &Work,
     call: &ToolCall,
-    asks: &mut OpenRequests,
+    requests: &mut OpenRequests,
     mode: Option<String>,
 ) -> Event {
     let snapshot = PolicySnapshot::take(pool, work, mode);
     let (judgement, moved) = match (&call.input, snapshot.loaded()) {
         (Some(input), Some(loaded)) => {
-            let occasion = snapshot.occasion(pool, &asks.rule_uses);
+            let occasion = snapshot.occasion(pool, &requests.rule_uses);
             let by = (&*loaded.policy, &occasion);
-            let result = evaluate_call(pool, by, prepared, &asks.directory, &call.name, input);
+            let result = evaluate_call(pool, by, prepared, &requests.directory, &call.name, input);
             (result.judgement, result.moved)
         }
         (Some(_), None) => (no_layer(), CwdChange::Unknown),
@@ -506,9 +512,10 @@ pub(crate) fn evaluate_unrequested_call(
         (None, _) => (deny_too_large(), CwdChange::Unchanged),
     };
     // It ran, whatever the decision is.
-    policy_snapshot::count_uses(&mut asks.rule_uses, &judgement.rule_uses);
+    policy_snapshot::count_uses(&mut requests.rule_uses, &judgement.rule_uses);
     let keeps = pool.config.shell_cwd;
-    asks.directory
+    requests
+        .directory
         .record_decision(keeps, &moved, Decision::Allow);
     UnrequestedToolCall {
         slot: &work.slot,
@@ -568,7 +575,7 @@ fn facts_json(facts: &Facts, (allows, denies): (u64, u64)) -> String {
         json["paths"] = paths.collect::<Vec<_>>().into();
     }
     if !facts.fs_observations.is_empty() {
-        json["looked"] = serde_json::json!(facts.fs_observations);
+        json["observations"] = serde_json::json!(facts.fs_observations);
     }
     json.to_string()
 }

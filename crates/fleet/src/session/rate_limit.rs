@@ -73,9 +73,9 @@ impl SessionState {
     pub(super) fn detect_rate_limit(
         &mut self,
         outcome: TurnOutcome,
-        tells: impl FnOnce() -> bool,
+        names_limit: impl FnOnce() -> bool,
     ) -> Option<&'static str> {
-        self.limit = classify_limit(outcome, self.rate_limit_watch.status(), tells);
+        self.limit = classify_limit(outcome, self.rate_limit_watch.status(), names_limit);
         Some(match self.limit?.sign {
             LimitSign::Route => "rate limited: the provider's last answer was 429 or 529",
             LimitSign::Words => "rate limited: the agent says that its provider limits requests",
@@ -97,7 +97,7 @@ impl SessionState {
 fn classify_limit(
     outcome: TurnOutcome,
     seen: RateLimitStatus,
-    tells: impl FnOnce() -> bool,
+    names_limit: impl FnOnce() -> bool,
 ) -> Option<RateLimit> {
     let by_route = RateLimit {
         sign: LimitSign::Route,
@@ -112,7 +112,7 @@ fn classify_limit(
                 sign: LimitSign::Words,
                 until: None,
             };
-            tells().then_some(by_words)
+            names_limit().then_some(by_words)
         }
         // Some agents report the error as their answer. Without one good response nothing was done.
         TurnOutcome::Completed if seen.is_limited && seen.successes == 0 => Some(by_route),
@@ -135,9 +135,9 @@ mod tests {
             is_limited,
             wait_until: None,
         };
-        let check = |outcome, seen, tells: bool, expect: Option<LimitSign>| {
-            let sign = classify_limit(outcome, seen, || tells).map(|limited| limited.sign);
-            assert_eq!(sign, expect, "{outcome} {seen:?} {tells}");
+        let check = |outcome, seen, names_limit: bool, expect: Option<LimitSign>| {
+            let sign = classify_limit(outcome, seen, || names_limit).map(|limited| limited.sign);
+            assert_eq!(sign, expect, "{outcome} {seen:?} {names_limit}");
         };
         check(Failed, seen(3, true), false, Some(Route));
         check(Lost, seen(0, true), false, Some(Route));

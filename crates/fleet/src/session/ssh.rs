@@ -24,13 +24,13 @@ const CLIENT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 const UNKNOWN_HOME: &str = "/nonexistent";
 
 /// The workspace and the home as the agent sees them.
-fn paths_inside(far: &Ssh) -> (String, String) {
-    match far.sandbox {
+fn paths_inside(target: &Ssh) -> (String, String) {
+    match target.sandbox {
         Some(_) => (
             ssh::REMOTE_WORKSPACE.to_owned(),
             ssh::REMOTE_HOME.to_owned(),
         ),
-        None => (far.workspace.clone(), UNKNOWN_HOME.to_owned()),
+        None => (target.workspace.clone(), UNKNOWN_HOME.to_owned()),
     }
 }
 
@@ -38,7 +38,7 @@ fn paths_inside(far: &Ssh) -> (String, String) {
 pub(super) async fn prepare(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
-    far: &Ssh,
+    target: &Ssh,
     slot: SlotId,
     session: SessionId,
 ) -> Result<PreparedSession, PrepareError> {
@@ -59,7 +59,7 @@ pub(super) async fn prepare(
         session,
         slot,
         home.path,
-        paths_inside(far),
+        paths_inside(target),
     ))
 }
 
@@ -67,7 +67,7 @@ pub(super) async fn prepare(
 pub(super) fn plan(
     shared: &Shared,
     pool: &PoolShared,
-    far: &Ssh,
+    target: &Ssh,
     home: &Path,
     argv: &[String],
     is_agent: bool,
@@ -75,7 +75,7 @@ pub(super) fn plan(
     let (env, secrets) = variables(shared, pool);
     let secret_names: Vec<String> = secrets.iter().map(|(name, _)| name.clone()).collect();
     let script = ssh::remote_script(
-        far,
+        target,
         &RemoteCommand {
             argv,
             path_add: &pool.config.env.path_add,
@@ -86,7 +86,7 @@ pub(super) fn plan(
         },
     );
     Ok(LaunchPlan {
-        argv: ssh::client_command(far, &script),
+        argv: ssh::client_command(target, &script),
         env: client_environment(shared),
         cwd: home.to_string_lossy().into_owned(),
         limits: sandbox::limits_of(&pool.sandbox),

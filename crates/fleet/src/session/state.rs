@@ -386,14 +386,14 @@ impl SessionState {
             is_too_long: ask.truncate_to(permission_requests::REQUEST_BOUNDS),
             ..self.decision_context(mode.as_deref())
         };
-        let asks = &mut self.requests;
+        let requests = &mut self.requests;
         let (ask, original) = masking::mask_request(&self.pool.mask, ask);
         let decided = permission_requests::decide_request(
             &self.pool,
             prepared,
             &self.work,
             (&ask, original),
-            asks,
+            requests,
             at,
         );
         self.route_decision(PendingRequest::new(ask, decided));
@@ -460,12 +460,12 @@ impl SessionState {
             OnDurable::SendAnswer {
                 key,
                 answer,
-                asked,
+                asked_at,
                 deny_turn,
                 verdict,
                 class,
             } => {
-                self.log_verdict(&verdict, class, asked);
+                self.log_verdict(&verdict, class, asked_at);
                 if self.requests.take_open(&verdict.request) {
                     self.send_command(Command::AnswerPermission { key, answer });
                     if deny_turn {
@@ -476,12 +476,12 @@ impl SessionState {
             OnDurable::StartClientRequest {
                 key,
                 place,
-                asked,
+                asked_at,
                 verdict,
                 deny_turn,
                 class,
             } => {
-                self.log_verdict(&verdict, class, asked);
+                self.log_verdict(&verdict, class, asked_at);
                 self.client_verdict_durable(key, place, verdict, deny_turn);
             }
             OnDurable::PublishApproval(id) => self.publish_approval(&id),

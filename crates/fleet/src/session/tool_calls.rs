@@ -306,9 +306,9 @@ mod tests {
 
     #[test]
     fn a_call_whose_request_was_withdrawn_ran_unasked_if_it_brought_a_result() {
-        let mut asks = OpenRequests::default();
-        let ended = |asks: &mut OpenRequests, id: &str, shown| {
-            let (_, unasked) = asks.record_tool_end(&id.into(), shown);
+        let mut requests = OpenRequests::default();
+        let ended = |requests: &mut OpenRequests, id: &str, shown| {
+            let (_, unasked) = requests.record_tool_end(&id.into(), shown);
             unasked.is_some()
         };
         for (serial, shown, is_unasked) in [
@@ -317,37 +317,37 @@ mod tests {
         ] {
             // The call first, then the request first.
             for early in [false, true] {
-                let asked = ask(serial, "c");
+                let request = ask(serial, "c");
                 if early {
-                    asks.record_request(&asked);
+                    requests.record_request(&request);
                 }
-                asks.record_tool_start(&started("c"));
+                requests.record_tool_start(&started("c"));
                 if !early {
-                    asks.record_request(&asked);
+                    requests.record_request(&request);
                 }
-                asks.withdraw(&asked.key);
+                requests.withdraw(&request.key);
                 assert_eq!(
-                    ended(&mut asks, "c", shown),
+                    ended(&mut requests, "c", shown),
                     is_unasked,
                     "{shown:?} {early}"
                 );
             }
         }
         // The request before the call, and taken back before it; one that was answered.
-        asks.record_request(&ask(3, "d"));
-        asks.withdraw(&ask(3, "d").key);
-        asks.record_tool_start(&started("d"));
-        assert!(ended(&mut asks, "d", ReportedResult::Done));
-        asks.record_tool_start(&started("e"));
-        asks.record_request(&ask(4, "e"));
-        asks.withdraw(&ask(3, "d").key);
-        assert!(!ended(&mut asks, "e", ReportedResult::Done));
+        requests.record_request(&ask(3, "d"));
+        requests.withdraw(&ask(3, "d").key);
+        requests.record_tool_start(&started("d"));
+        assert!(ended(&mut requests, "d", ReportedResult::Done));
+        requests.record_tool_start(&started("e"));
+        requests.record_request(&ask(4, "e"));
+        requests.withdraw(&ask(3, "d").key);
+        assert!(!ended(&mut requests, "e", ReportedResult::Done));
         // What was withdrawn and never ended did not run.
-        asks.record_tool_start(&started("f"));
-        asks.record_request(&ask(5, "f"));
-        asks.withdraw(&ask(5, "f").key);
-        asks.record_tool_start(&started("g"));
-        let left = asks.end_turn();
+        requests.record_tool_start(&started("f"));
+        requests.record_request(&ask(5, "f"));
+        requests.withdraw(&ask(5, "f").key);
+        requests.record_tool_start(&started("g"));
+        let left = requests.end_turn();
         assert_eq!(left.len(), 1);
         assert_eq!(left[0].id.raw(), "g");
     }
@@ -359,20 +359,20 @@ mod tests {
             serial,
         };
         let id = |text: &str| PermissionRequestId::new(text).unwrap();
-        let mut asks = OpenRequests::default();
+        let mut requests = OpenRequests::default();
         // The agent withdrew one, and asks for another thing under the same name.
-        asks.client_requests.insert(id("first"), key(1));
-        asks.withdraw(&key(1));
-        asks.client_requests.insert(id("second"), key(2));
-        assert!(!asks.take_open(&id("first")));
+        requests.client_requests.insert(id("first"), key(1));
+        requests.withdraw(&key(1));
+        requests.client_requests.insert(id("second"), key(2));
+        assert!(!requests.take_open(&id("first")));
         // A request for a permission that has its name is none of it either.
-        asks.open.insert(id("third"), key(3));
-        assert!(asks.take_open(&id("third")));
-        assert!(asks.take_open(&id("second")) && !asks.take_open(&id("second")));
+        requests.open.insert(id("third"), key(3));
+        assert!(requests.take_open(&id("third")));
+        assert!(requests.take_open(&id("second")) && !requests.take_open(&id("second")));
         // Nor is one of the next child.
-        asks.open.insert(id("fourth"), key(1));
-        asks.clear_open();
-        asks.open.insert(id("fifth"), key(1));
-        assert!(!asks.take_open(&id("fourth")) && asks.take_open(&id("fifth")));
+        requests.open.insert(id("fourth"), key(1));
+        requests.clear_open();
+        requests.open.insert(id("fifth"), key(1));
+        assert!(!requests.take_open(&id("fourth")) && requests.take_open(&id("fifth")));
     }
 }

@@ -168,12 +168,12 @@ fn transcript(goal: Option<&UntrustedText>, messages: &[ChatMessage]) -> String 
             Speaker::User => "User: ",
             Speaker::Agent => "Agent: ",
         };
-        let room = left.saturating_sub(who.len() + 2);
-        if room == 0 {
+        let remaining = left.saturating_sub(who.len() + 2);
+        if remaining == 0 {
             break;
         }
         // Of the oldest message that fits only in part, its end.
-        let text = end(message.text.raw().trim(), room);
+        let text = end(message.text.raw().trim(), remaining);
         left = left.saturating_sub(who.len() + 2 + text.len());
         lines.push(format!("{who}{text}"));
     }

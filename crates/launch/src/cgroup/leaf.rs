@@ -232,20 +232,20 @@ pub(super) fn report_failure(step: CgroupOperation, path: &Path, error: &io::Err
 /// The files and texts to write for the limits, in the order that the kernel requires.
 pub(super) fn v2_settings(
     limits: &ResourceLimits,
-    held: &LimitEnforcement,
+    enforcement: &LimitEnforcement,
 ) -> Vec<(&'static str, String)> {
     use super::Enforcement::V2;
     let mut out = Vec::new();
-    if let (Some(pids), V2) = (limits.pids, held.pids) {
+    if let (Some(pids), V2) = (limits.pids, enforcement.pids) {
         out.push(("pids.max", pids.to_string()));
     }
-    if let (Some(memory), V2) = (limits.memory, held.memory) {
+    if let (Some(memory), V2) = (limits.memory, enforcement.memory) {
         out.push(("memory.max", memory.to_string()));
-        if let (Some(swap), V2) = (limits.swap, held.swap) {
+        if let (Some(swap), V2) = (limits.swap, enforcement.swap) {
             out.push(("memory.swap.max", swap.to_string()));
         }
     }
-    if let (Some(millis), V2) = (limits.cpu_millis, held.cpu) {
+    if let (Some(millis), V2) = (limits.cpu_millis, enforcement.cpu) {
         out.push(("cpu.max", format!("{} {PERIOD_MICROS}", quota(millis))));
     }
     out
@@ -255,29 +255,29 @@ pub(super) fn v2_settings(
 pub(super) fn v1_settings(
     controller: super::layout::Controller,
     limits: &ResourceLimits,
-    held: &LimitEnforcement,
+    enforcement: &LimitEnforcement,
 ) -> Vec<(&'static str, String)> {
     use super::Enforcement::V1;
     use super::layout::Controller;
     let mut out = Vec::new();
     match controller {
         Controller::Pids => {
-            if let (Some(pids), V1) = (limits.pids, held.pids) {
+            if let (Some(pids), V1) = (limits.pids, enforcement.pids) {
                 out.push(("pids.max", pids.to_string()));
             }
         }
         Controller::Memory => {
-            if let (Some(memory), V1) = (limits.memory, held.memory) {
+            if let (Some(memory), V1) = (limits.memory, enforcement.memory) {
                 out.push(("memory.limit_in_bytes", memory.to_string()));
                 // There it is one limit for both together, which may not be below the other.
-                if let (Some(swap), V1) = (limits.swap, held.swap) {
+                if let (Some(swap), V1) = (limits.swap, enforcement.swap) {
                     let both = memory.saturating_add(swap);
                     out.push(("memory.memsw.limit_in_bytes", both.to_string()));
                 }
             }
         }
         Controller::Cpu => {
-            if let (Some(millis), V1) = (limits.cpu_millis, held.cpu) {
+            if let (Some(millis), V1) = (limits.cpu_millis, enforcement.cpu) {
                 out.push(("cpu.cfs_period_us", PERIOD_MICROS.to_string()));
                 out.push(("cpu.cfs_quota_us", quota(millis).to_string()));
             }

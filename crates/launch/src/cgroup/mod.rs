@@ -315,34 +315,35 @@ impl Groups {
         limits: &ResourceLimits,
         has_nproc: bool,
     ) -> Result<(Option<Leaf>, LimitEnforcement), GroupError> {
-        let held = LimitEnforcement::choose(limits, &self.support, has_nproc).map_err(|why| {
-            let path = PathBuf::from(format!("backend = \"{}\"", limits.backend));
-            let source = io::Error::other(why);
-            GroupError::report(CgroupOperation::Limit, &path, source)
-        })?;
-        let weakness = held.describe_missing();
+        let enforcement =
+            LimitEnforcement::choose(limits, &self.support, has_nproc).map_err(|why| {
+                let path = PathBuf::from(format!("backend = \"{}\"", limits.backend));
+                let source = io::Error::other(why);
+                GroupError::report(CgroupOperation::Limit, &path, source)
+            })?;
+        let weakness = enforcement.describe_missing();
         if weakness.is_some() && weakness != self.last_warning {
             // Once, not for each child: its own start says it too.
             tracing::warn!(limits = weakness, "this host does not enforce every limit");
             self.last_warning = weakness;
         }
         let Some(leaf) = blank else {
-            return Ok((None, held));
+            return Ok((None, enforcement));
         };
         let name = leaf.group().name();
         if let Some(dir) = &self.v2 {
             leaf::write_settings(
                 &KernelCgroupFs,
                 &dir.join(name),
-                &leaf::v2_settings(limits, &held),
+                &leaf::v2_settings(limits, &enforcement),
             )?;
         }
         for (controller, dir) in &self.v1 {
-            let values = leaf::v1_settings(*controller, limits, &held);
+            let values = leaf::v1_settings(*controller, limits, &enforcement);
             leaf::write_settings(&KernelCgroupFs, &dir.join(name), &values)?;
         }
-        let memory = limits.memory.filter(|_| held.memory.is_group());
-        Ok((Some(leaf.with_memory_limit(memory)), held))
+        let memory = limits.memory.filter(|_| enforcement.memory.is_group());
+        Ok((Some(leaf.with_memory_limit(memory)), enforcement))
     }
 
     /// What enforces the limits of a container, which is in no group of marshal; `why_not` says why

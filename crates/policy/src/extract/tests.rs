@@ -477,7 +477,7 @@ fn gemini(title: &str, said: &str) -> Request {
     let input = serde_json::json!({
         "locations": [],
         "title": title,
-        "said": [{"type": "content", "content": {"type": "text", "text": said}}],
+        "shown_content": [{"type": "content", "content": {"type": "text", "text": said}}],
     });
     let raw = RawValue::from_string(input.to_string()).expect("JSON");
     extractor.extract("execute", &raw)
@@ -578,7 +578,7 @@ fn hermes_shows_what_it_runs_unasked_behind_a_prompt_sign() {
     let said = |text: &str| {
         let input = serde_json::json!({
             "title": "terminal: x",
-            "said": [{"type": "content", "content": {"type": "text", "text": text}}],
+            "shown_content": [{"type": "content", "content": {"type": "text", "text": text}}],
         });
         hermes.extract(
             "execute",
@@ -593,7 +593,7 @@ fn hermes_shows_what_it_runs_unasked_behind_a_prompt_sign() {
     for text in ["touch a", "$ ", "$", " $ touch a"] {
         assert!(matches!(said(text), Request::Unknown { .. }), "{text}");
     }
-    let raw = r#"{"rawInput":{"command":"rm x","description":"d"},"said":[]}"#;
+    let raw = r#"{"rawInput":{"command":"rm x","description":"d"},"shown_content":[]}"#;
     let raw = RawValue::from_string(raw.to_owned()).expect("JSON");
     assert_eq!(hermes.extract("execute", &raw), shell("rm x"));
     let odd = "schema = 1\nshell_text = { field = \"a[]\", begins = \"x\" }\n";

@@ -367,14 +367,14 @@ mod tests {
     use marshal_model::PoolName;
 
     fn ledger() -> (Arc<Ledger>, Arc<Mutex<Vec<EgressRecord>>>) {
-        let told: Arc<Mutex<Vec<EgressRecord>>> = Arc::default();
-        let to = Arc::clone(&told);
+        let records: Arc<Mutex<Vec<EgressRecord>>> = Arc::default();
+        let to = Arc::clone(&records);
         let slot = SlotId {
             pool: PoolName::new("demo").expect("a name"),
             index: 0,
         };
         let tell = move |record| to.lock().expect("no panic").push(record);
-        (Arc::new(Ledger::new(slot, Box::new(tell))), told)
+        (Arc::new(Ledger::new(slot, Box::new(tell))), records)
     }
 
     fn target(host: &str) -> ConnectTarget {
@@ -386,7 +386,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_few_are_told_one_by_one_and_a_flood_is_added_up() {
-        let (ledger, told) = ledger();
+        let (ledger, records) = ledger();
         let burst = u64::from(EGRESS_RECORDS);
         for number in 0..burst {
             let entry = ledger.open();
@@ -394,14 +394,14 @@ mod tests {
             entry.bytes.sent.store(7, Ordering::Relaxed);
             entry.end(EgressResult::Passed);
         }
-        assert_eq!(told.lock().expect("no panic").len() as u64, burst);
+        assert_eq!(records.lock().expect("no panic").len() as u64, burst);
         for number in 0..10_000 {
             ledger.record_refused(EgressResult::Connections);
             let entry = ledger.open();
             entry.set_target(&target(&format!("h{number}.example.com")));
             entry.end(EgressResult::NotAllowed);
         }
-        assert_eq!(told.lock().expect("no panic").len() as u64, burst);
+        assert_eq!(records.lock().expect("no panic").len() as u64, burst);
         let waiting = ledger.lock().others.len();
         assert!(
             waiting <= EGRESS_RECORDS_WAITING + EgressResult::ALL.len(),
@@ -417,7 +417,7 @@ mod tests {
             began.elapsed()
         );
         let rest = ledger.finish();
-        let mut all = told.lock().expect("no panic").clone();
+        let mut all = records.lock().expect("no panic").clone();
         assert_eq!(all.len() as u64, burst + 5);
         all.extend(rest);
         let count = |result| -> u64 {
@@ -441,7 +441,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_is_silenced_by_a_flood() {
-        let (ledger, told) = ledger();
+        let (ledger, records) = ledger();
         let pass = |host: &str| {
             let entry = ledger.open();
             entry.set_target(&target(host));
@@ -457,7 +457,7 @@ mod tests {
         }
         // What passed has its name, however much was refused before it.
         pass("z.example.com");
-        told.lock().expect("no panic").clear();
+        records.lock().expect("no panic").clear();
         // More than one in a tick of the clock, for as long as eleven records take.
         let ticks = u32::try_from(EGRESS_RECORD_INTERVAL.as_millis()).expect("short") / 10 * 11;
         for _ in 0..ticks {
@@ -467,15 +467,15 @@ mod tests {
                 glance(&ledger).await;
             }
         }
-        let told = told.lock().expect("no panic").clone();
-        assert_eq!(told.len(), 11, "{told:?}");
+        let records = records.lock().expect("no panic").clone();
+        assert_eq!(records.len(), 11, "{records:?}");
         let place = Some(("z.example.com".to_owned(), 443));
         assert_eq!(
-            (&told[0].destination, told[0].result),
+            (&records[0].destination, records[0].result),
             (&place, EgressResult::Passed)
         );
         assert!(
-            told[1..]
+            records[1..]
                 .iter()
                 .all(|record| record.result != EgressResult::Passed)
         );
@@ -483,11 +483,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_passes_does_not_hold_up_what_is_refused() {
-        let (ledger, told) = ledger();
+        let (ledger, records) = ledger();
         for _ in 0..EGRESS_RECORDS {
             ledger.record_refused(EgressResult::Rate);
         }
-        told.lock().expect("no panic").clear();
+        records.lock().expect("no panic").clear();
         for _ in 0..4 {
             ledger.record_refused(EgressResult::NotAllowed);
             let entry = ledger.open();
@@ -495,17 +495,17 @@ mod tests {
             entry.end(EgressResult::Passed);
             ledger.flush_due().await;
         }
-        let told = told.lock().expect("no panic").clone();
-        let refused = told
+        let records = records.lock().expect("no panic").clone();
+        let refused = records
             .iter()
             .filter(|record| record.destination.is_none())
             .count();
-        assert_eq!((told.len(), refused), (4, 2), "{told:?}");
+        assert_eq!((records.len(), refused), (4, 2), "{records:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_is_open_at_the_end_is_cut_and_told_once() {
-        let (ledger, told) = ledger();
+        let (ledger, records) = ledger();
         let entry = ledger.open();
         entry.set_target(&target("a.example.com"));
         entry.bytes.received.store(9, Ordering::Relaxed);
@@ -519,7 +519,7 @@ mod tests {
         );
         drop(entry);
         ledger.record_refused(EgressResult::Rate);
-        assert!(told.lock().expect("no panic").is_empty());
+        assert!(records.lock().expect("no panic").is_empty());
         assert!(ledger.finish().is_empty());
     }
 }

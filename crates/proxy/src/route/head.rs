@@ -329,7 +329,7 @@ mod tests {
     fn only_the_listed_methods_and_paths_pass() {
         let anthropic = route("anthropic");
         let ask = |method: &str, path: &str, query| {
-            match_allow_list(&anthropic, method, path, query).map(|asked| asked.target)
+            match_allow_list(&anthropic, method, path, query).map(|matched| matched.target)
         };
         assert_eq!(
             ask("POST", "/v1/messages", None).as_deref(),
@@ -360,10 +360,11 @@ mod tests {
         ] {
             assert_eq!(why("POST", path, None), Err(Some(Why::Path)), "{path}");
         }
-        let told = match_allow_list(&anthropic, "POST", "/v1/files", None)
+        let matched = match_allow_list(&anthropic, "POST", "/v1/files", None)
             .map_err(|refusal| refusal.to_json());
         assert!(
-            told.expect_err("refused")
+            matched
+                .expect_err("refused")
                 .contains("it allows POST /v1/messages, POST /v1/messages/count_tokens")
         );
     }
@@ -374,7 +375,7 @@ mod tests {
         let path = "/v1beta/models/m:streamGenerateContent";
         let ask = |query: &str| {
             match_allow_list(&gemini, "POST", path, Some(query))
-                .map(|asked| asked.target[path.len()..].to_owned())
+                .map(|matched| matched.target[path.len()..].to_owned())
         };
         for query in [
             "alt=sse",

@@ -169,7 +169,7 @@ mod tests {
             );
         }
         headers.append("connection", HeaderValue::from_static("close, X-Listed"));
-        let kept = [
+        let expected = [
             "anthropic-version",
             "anthropic-beta",
             "content-type",
@@ -185,7 +185,7 @@ mod tests {
             "x-stainless-package-version",
             "http-referer",
         ];
-        for name in kept {
+        for name in expected {
             headers.append(
                 HeaderName::from_static(name),
                 HeaderValue::from_static("plain"),
@@ -194,7 +194,7 @@ mod tests {
         let passed = filter_request_headers(&headers, &config.routes["anthropic"]);
         let mut names: Vec<&str> = passed.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
-        let mut expected = kept.to_vec();
+        let mut expected = expected.to_vec();
         expected.sort_unstable();
         assert_eq!(names, expected);
         assert!(passed.values().all(|value| value == "plain"));

@@ -85,7 +85,7 @@ pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
                 Effect::Call { number, call } => {
                     // Backpressure: a client that calls faster than the journal writes is not read
                     // meanwhile.
-                    let Some(room) = shared.acquire_buffer(call.text_bytes()).await else {
+                    let Some(buffer) = shared.acquire_buffer(call.text_bytes()).await else {
                         return;
                     };
                     let (reply, answer) = oneshot::channel();
@@ -98,7 +98,7 @@ pub(super) async fn serve(mut stream: UnixStream, shared: Arc<Shared>) {
                         number: of_child,
                         call,
                         reply,
-                        permit: room,
+                        permit: buffer,
                     });
                 }
                 Effect::Cancelled(number) => {

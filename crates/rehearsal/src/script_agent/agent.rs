@@ -171,7 +171,7 @@ pub(super) struct Agent {
     pub(super) script_state: ScriptState,
     turns: u64,
     calls: u64,
-    asks: u64,
+    request_count: u64,
 }
 
 /// How the script changed the conversation.
@@ -240,7 +240,7 @@ impl Agent {
             claude: parts.claude,
             codex: codex::Conversation::default(),
             script_state: ScriptState::default(),
-            asks: 0,
+            request_count: 0,
         }
     }
 
@@ -250,8 +250,8 @@ impl Agent {
         self.log_to_ledger("start", || json!({}))?;
         if self.settings.dialect == AgentDialect::Scaiflux {
             let claim = self.settings.claim.default_value();
-            let said = self.output_context();
-            scaiflux::ready(said.out, &said.event_context, claim.as_ref())?;
+            let context = self.output_context();
+            scaiflux::ready(context.out, &context.event_context, claim.as_ref())?;
         }
         while self.closing == Closing::KeptOpen {
             self.accept_next_prompt()?;
@@ -296,23 +296,23 @@ impl Agent {
     }
 
     /// Queues an event behind what is queued.
-    pub(super) fn queue_event(&mut self, said: &AgentEvent<'_>) -> Result<(), Halt> {
+    pub(super) fn queue_event(&mut self, event: &AgentEvent<'_>) -> Result<(), Halt> {
         let dialect = self.settings.dialect;
         let to = self.output_context();
         let (out, moment) = (to.out, to.event_context);
         match dialect {
-            AgentDialect::Scaiflux => scaiflux::queue_event(out, &moment, said)?,
-            AgentDialect::Acp => acp::queue_event(out, &moment, said)?,
-            AgentDialect::Loaf => loaf::queue_event(out, &moment, said)?,
-            AgentDialect::Claude => to.claude.queue_event(out, &moment, said)?,
-            AgentDialect::Codex => to.codex.queue_event(out, &moment, said)?,
+            AgentDialect::Scaiflux => scaiflux::queue_event(out, &moment, event)?,
+            AgentDialect::Acp => acp::queue_event(out, &moment, event)?,
+            AgentDialect::Loaf => loaf::queue_event(out, &moment, event)?,
+            AgentDialect::Claude => to.claude.queue_event(out, &moment, event)?,
+            AgentDialect::Codex => to.codex.queue_event(out, &moment, event)?,
         }
         Ok(())
     }
 
     /// Sends an event at once.
-    pub(super) fn send_event(&mut self, said: &AgentEvent<'_>) -> Result<(), Halt> {
-        self.queue_event(said)?;
+    pub(super) fn send_event(&mut self, event: &AgentEvent<'_>) -> Result<(), Halt> {
+        self.queue_event(event)?;
         self.out.flush()?;
         Ok(())
     }
@@ -382,11 +382,11 @@ impl Agent {
     /// Stores a record in the session's file. A tool call may reach the disk later, other records
     /// are durable at once.
     pub(super) fn save_record(&mut self, record: &Record) {
-        let kept = match record {
+        let stored = match record {
             Record::Tool { .. } => self.session.append(record),
             _ => self.session.append_durable(record),
         };
-        if let Err(error) = kept {
+        if let Err(error) = stored {
             self.log(format_args!("the session is not kept any more: {error}"));
             self.session.stop_saving();
         }
@@ -459,8 +459,8 @@ impl Agent {
 
     /// The number of the next request, counted from 1 over the life of the process.
     pub(super) const fn next_request(&mut self) -> u64 {
-        self.asks += 1;
-        self.asks
+        self.request_count += 1;
+        self.request_count
     }
 
     /// Queues a permission request; [`Self::await_permission`] sends it.

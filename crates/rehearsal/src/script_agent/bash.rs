@@ -132,8 +132,8 @@ impl RunningCommand {
             self.pipe = None;
         }
         self.total += read as u64;
-        let room = AGENT_OUTPUT_BYTES.saturating_sub(self.output.len());
-        self.output.extend_from_slice(&chunk[..read.min(room)]);
+        let remaining = AGENT_OUTPUT_BYTES.saturating_sub(self.output.len());
+        self.output.extend_from_slice(&chunk[..read.min(remaining)]);
         Ok(())
     }
 

@@ -59,11 +59,11 @@ impl Agent {
             }
             Drill::SpawnOrphan { marker, pipes } => {
                 let marker = marker.as_ref().unwrap_or(&self.session.id).clone();
-                let said = match spawn_orphan(&marker, *pipes) {
+                let text = match spawn_orphan(&marker, *pipes) {
                     Ok(pid) => format!("Left process {pid} behind, marked {marker}.\n"),
                     Err(error) => format!("Could not leave a process behind: {error}.\n"),
                 };
-                self.send_text(&said)
+                self.send_text(&text)
             }
             Drill::Ask { .. } | Drill::Pending { .. }
                 if !self.settings.dialect.has_permission_requests() =>
@@ -130,9 +130,9 @@ impl Agent {
             command: "true".to_owned(),
         };
         let tool_id = self.next_call();
-        for asked in 1..=count {
+        for number in 1..=count {
             self.queue_permission_request(&tool_id, &call)?;
-            if asked.is_multiple_of(64) {
+            if number.is_multiple_of(64) {
                 self.out.flush()?;
                 self.poll_input()?;
             }
@@ -234,9 +234,9 @@ impl Agent {
             let tool_id = self.next_call();
             self.queue_tool_start(&tool_id, &call)?;
             self.queue_permission_request(&tool_id, &call)?;
-            let asked = Instant::now();
+            let started = Instant::now();
             let permission = self.await_permission()?;
-            let took = asked.elapsed();
+            let took = started.elapsed();
             let end = match permission {
                 Permission::Allowed => {
                     latency.allowed += 1;
@@ -336,7 +336,7 @@ fn hang(how: Hang) -> ! {
 
 /// Starts a process that outlives the agent. Returns its pid as this process sees it.
 fn spawn_orphan(marker: &str, pipes: Pipes) -> io::Result<String> {
-    let held = match pipes {
+    let pipe_ends = match pipes {
         Pipes::Dropped => Stdio::null(),
         Pipes::Held => io::stdout().as_fd().try_clone_to_owned()?.into(),
     };
@@ -344,7 +344,7 @@ fn spawn_orphan(marker: &str, pipes: Pipes) -> io::Result<String> {
         .args(["-c", ORPHAN_SCRIPT, marker, ORPHAN_SECONDS])
         .env("SCRIPT_AGENT_ORPHAN", marker)
         .stdin(Stdio::null())
-        .stderr(held)
+        .stderr(pipe_ends)
         .output()?;
     let pid = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if pid.is_empty() {

@@ -128,11 +128,11 @@ impl Memory {
             id: session.id.clone(),
             cwd: session.cwd.clone(),
         };
-        let kept = made.and_then(|()| session.append(&head));
-        if kept.is_err() {
+        let stored = made.and_then(|()| session.append(&head));
+        if stored.is_err() {
             session.file = None;
         }
-        (session, kept.err())
+        (session, stored.err())
     }
 
     /// Loads a session that was begun earlier, perhaps by another process.
@@ -334,8 +334,8 @@ mod tests {
         let again = memory.load(&session.id).unwrap();
         assert_eq!((again.prompts, again.cwd.to_str()), (1, Some("/work")));
         again.append_durable(&prompt("two")).unwrap();
-        let kept: Vec<Record> = again.records().unwrap().map(Result::unwrap).collect();
-        assert_eq!(kept[1..], [prompt("one"), prompt("two")]);
+        let stored: Vec<Record> = again.records().unwrap().map(Result::unwrap).collect();
+        assert_eq!(stored[1..], [prompt("one"), prompt("two")]);
         assert_eq!(memory.list().len(), 1);
     }
 

@@ -524,10 +524,10 @@ mod tests {
 
     #[test]
     fn a_prompt_that_is_no_script_is_answered_with_the_verbs() {
-        let said = why("please fix the build");
-        assert!(said.contains("line 1 begins with `please`"), "{said}");
+        let message = why("please fix the build");
+        assert!(message.contains("line 1 begins with `please`"), "{message}");
         for verb in VERBS {
-            assert!(said.contains(verb.word), "{said}");
+            assert!(message.contains(verb.word), "{message}");
         }
         assert!(why("").contains("no line with a step"));
         assert!(why("say a\nfrobnicate").contains("line 2 begins with `frobnicate`"));

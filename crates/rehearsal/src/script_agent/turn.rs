@@ -134,17 +134,17 @@ impl Agent {
         Ok(())
     }
 
-    pub(super) fn use_tool(&mut self, call: &ToolCall, manners: AskMode) -> Result<(), Halt> {
+    pub(super) fn use_tool(&mut self, call: &ToolCall, ask_mode: AskMode) -> Result<(), Halt> {
         self.narrate(|| intention(call))?;
-        let told = self.settings.dialect.translate_call(call);
-        let call = &*told;
+        let foreign_call = self.settings.dialect.translate_call(call);
+        let call = &*foreign_call;
         let tool_id = self.next_call();
         self.queue_tool_start(&tool_id, call)?;
         let can_ask = self.settings.dialect.has_permission_requests()
             && !self.trusted_tools.contains(call.tool());
-        let asks = manners != AskMode::NeverAsks && can_ask;
-        let permission = if asks {
-            self.script_state.withdraws_next = manners == AskMode::Withdraws;
+        let must_ask = ask_mode != AskMode::NeverAsks && can_ask;
+        let permission = if must_ask {
+            self.script_state.withdraws_next = ask_mode == AskMode::Withdraws;
             self.queue_permission_request(&tool_id, call)?;
             self.await_permission()?
         } else {
@@ -235,7 +235,7 @@ impl Agent {
         let input_tokens = turn.read_chars.div_ceil(4);
         let output_tokens = turn.written_chars.div_ceil(4);
         let (cancelled, iterations) = (turn.cancelled, turn.calls.max(1));
-        let said = std::mem::take(&mut turn.answer_text);
+        let answer = std::mem::take(&mut turn.answer_text);
         let mutations = std::mem::take(&mut turn.mutations);
         let reply_to = turn.reply_to.take();
         let before = self.context_pct();
@@ -245,7 +245,7 @@ impl Agent {
             self.send_event(&AgentEvent::Context { tokens, pct })?;
         }
         self.save_record(&Record::Answer {
-            text: said.clone(),
+            text: answer.clone(),
             cancelled,
             context: tokens,
         });
@@ -255,7 +255,7 @@ impl Agent {
             input_tokens,
             output_tokens,
             mutations: &mutations,
-            answer: &said,
+            answer: &answer,
             reply_to: reply_to.as_ref(),
         })?;
         self.turn = None;

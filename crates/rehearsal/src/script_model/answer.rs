@@ -230,14 +230,14 @@ fn build_scripted_answer(ask: &Endpoint, body: &Value, bytes: usize, scripts: &S
         None if turn.hang => "hang".to_owned(),
         None => "text".to_owned(),
     };
-    let said = turn.text.len() + call.as_ref().map_or(0, |call| call.arguments().len());
+    let output_bytes = turn.text.len() + call.as_ref().map_or(0, |call| call.arguments().len());
     let reply = Reply {
         model: talk.model.clone(),
         id: format!("{:016x}{:04}", standing.key, standing.results),
         text: turn.text,
         call,
         input_tokens: tokens(talk.bytes),
-        output_tokens: tokens(said),
+        output_tokens: tokens(output_bytes),
     };
     Answer {
         sleep: turn.sleep,

@@ -16,7 +16,7 @@ pub(super) fn parse_request(body: &Value) -> ModelRequest {
             .into_iter()
             .flatten()
     };
-    let said = list("messages").filter(|message| message["role"] == "user");
+    let messages = list("messages").filter(|message| message["role"] == "user");
     let tools = list("tools").filter_map(|tool| {
         Some(Tool {
             group: None,
@@ -25,7 +25,7 @@ pub(super) fn parse_request(body: &Value) -> ModelRequest {
         })
     });
     ModelRequest {
-        messages: said.flat_map(parse_message).collect(),
+        messages: messages.flat_map(parse_message).collect(),
         tools: tools.collect(),
         stream: body["stream"] == true,
         schema: body.pointer("/output_config/format/schema").cloned(),
@@ -41,15 +41,15 @@ fn parse_message(message: &Value) -> Vec<Message> {
     };
     let (results, texts): (Vec<&Value>, Vec<&Value>) =
         parts.iter().partition(|part| part["type"] == "tool_result");
-    let mut said: Vec<Message> = results
+    let mut messages: Vec<Message> = results
         .into_iter()
         .map(|part| Message::ToolResult(text_of(part.get("content").unwrap_or(&Value::Null))))
         .collect();
     let text = user_text(&Value::Array(texts.into_iter().cloned().collect()));
     if !text.is_empty() {
-        said.push(Message::User(text));
+        messages.push(Message::User(text));
     }
-    said
+    messages
 }
 
 fn tool_use(reply: &Reply, input: &Value) -> Option<Value> {

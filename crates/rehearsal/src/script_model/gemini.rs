@@ -47,7 +47,7 @@ pub(super) fn parse_request(body: &Value, stream: bool) -> ModelRequest {
 fn parse_content(content: &Value) -> Vec<Message> {
     let parts = content.get("parts").and_then(Value::as_array);
     let parts: Vec<&Value> = parts.into_iter().flatten().collect();
-    let mut said: Vec<Message> = parts
+    let mut messages: Vec<Message> = parts
         .iter()
         .filter_map(|part| part.get("functionResponse")?.get("response"))
         .map(|response| Message::ToolResult(text_of(response)))
@@ -55,9 +55,9 @@ fn parse_content(content: &Value) -> Vec<Message> {
     let texts = parts.iter().filter(|part| part.get("text").is_some());
     let text = user_text(&Value::Array(texts.map(|part| (*part).clone()).collect()));
     if !text.is_empty() {
-        said.push(Message::User(text));
+        messages.push(Message::User(text));
     }
-    said
+    messages
 }
 
 fn render_candidate(reply: &Reply, parts: &[Value], is_last: bool) -> Value {

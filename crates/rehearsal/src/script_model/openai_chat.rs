@@ -16,7 +16,7 @@ pub(super) fn parse_request(body: &Value) -> ModelRequest {
             .into_iter()
             .flatten()
     };
-    let said = list("messages").filter_map(|message| {
+    let messages = list("messages").filter_map(|message| {
         let content = message.get("content").unwrap_or(&Value::Null);
         match message.get("role").and_then(Value::as_str)? {
             "user" => Some(Message::User(user_text(content))),
@@ -33,7 +33,7 @@ pub(super) fn parse_request(body: &Value) -> ModelRequest {
         })
     });
     ModelRequest {
-        messages: said.collect(),
+        messages: messages.collect(),
         tools: tools.collect(),
         stream: body["stream"] == true,
         wants_usage: body["stream_options"]["include_usage"] == true,

@@ -10,14 +10,14 @@ use super::tools::{Input, InputKind, Tool};
 
 /// Parses a request.
 pub(super) fn parse_request(body: &Value) -> ModelRequest {
-    let said = match body.get("input") {
+    let messages = match body.get("input") {
         Some(Value::String(text)) => vec![Message::User(text.clone())],
         Some(Value::Array(items)) => items.iter().filter_map(item).collect(),
         _ => Vec::new(),
     };
     let tools = body.get("tools").and_then(Value::as_array);
     ModelRequest {
-        messages: said,
+        messages,
         tools: tools.into_iter().flatten().flat_map(parse_tools).collect(),
         stream: body["stream"] == true,
         schema: body.pointer("/text/format/schema").cloned(),

@@ -56,7 +56,7 @@ impl ModelRequest {
     /// (`<environment>…</environment>`) are no prompts.
     pub(super) fn script_position(&self, scripts: &Scripts) -> ScriptPosition {
         let is_prompt =
-            |said: &Message| matches!(said, Message::User(text) if !is_machine_text(text));
+            |message: &Message| matches!(message, Message::User(text) if !is_machine_text(text));
         let at = self.messages.iter().rposition(is_prompt);
         let (prompt, since) = match at.map(|at| (&self.messages[at], &self.messages[at + 1..])) {
             Some((Message::User(prompt), since)) => (prompt.as_str(), since),
@@ -64,7 +64,7 @@ impl ModelRequest {
         };
         let results: Vec<&String> = since
             .iter()
-            .filter_map(|said| match said {
+            .filter_map(|message| match message {
                 Message::ToolResult(text) => Some(text),
                 Message::User(_) => None,
             })
@@ -74,8 +74,8 @@ impl ModelRequest {
             lines.extend(scripts.find(prompt).unwrap_or_default().iter().cloned());
         }
         if lines.is_empty() {
-            let heard: String = prompt.trim().chars().take(200).collect();
-            lines.push(Line::Say(format!("I heard: {heard}")));
+            let prompt_head: String = prompt.trim().chars().take(200).collect();
+            lines.push(Line::Say(format!("I heard: {prompt_head}")));
         }
         let mut hasher = DefaultHasher::new();
         (prompt, at, self.tools.is_empty()).hash(&mut hasher);

@@ -289,8 +289,8 @@ fn push_filler(text: &mut String, bytes: usize) {
     let mut number = 0_usize;
     while text.len() < end {
         let line = format!("line {number:06} of a long answer, which goes on and on\n");
-        let room = (end - text.len()).min(line.len());
-        text.push_str(&line[..room]);
+        let length = (end - text.len()).min(line.len());
+        text.push_str(&line[..length]);
         number += 1;
     }
 }
@@ -375,10 +375,10 @@ mod tests {
             "FAIL 429 y",
         ] {
             let lines = parse(odd);
-            let [Line::Say(said)] = lines.as_slice() else {
+            let [Line::Say(text)] = lines.as_slice() else {
                 panic!("{odd}: {lines:?}");
             };
-            assert_eq!(said, &format!("this line means nothing: {odd}"));
+            assert_eq!(text, &format!("this line means nothing: {odd}"));
         }
         assert_eq!(parse("SLEEP 9999999"), [Line::Sleep(LONGEST)]);
         assert_eq!(parse("BIG 999999999999"), [Line::Big(MOST_BIG)]);
@@ -404,8 +404,8 @@ mod tests {
         let lines = parse("BIG 100000");
         assert_eq!(next_turn(&lines, 0, None).text.len(), 100_000);
         let long = "é".repeat(ECHO + 1);
-        let told = next_turn(&[], 0, Some(&long)).text;
-        assert!(told.ends_with("é (cut)\n"), "{}", told.len());
+        let answer = next_turn(&[], 0, Some(&long)).text;
+        assert!(answer.ends_with("é (cut)\n"), "{}", answer.len());
     }
 
     #[test]

@@ -398,13 +398,13 @@ mod tests {
         assert!(!own.contains(&Feature::IdmapState) && !own.contains(&Feature::UidPerSlot));
         assert!(features("strict", false).contains(&Feature::UidPerSlot));
         for features in [root, own] {
-            for wall in [
+            for layer in [
                 Feature::UserNs,
                 Feature::NetNs,
                 Feature::PivotRoot,
                 Feature::ProcPid,
             ] {
-                assert!(features.contains(&wall), "{wall}");
+                assert!(features.contains(&layer), "{layer}");
             }
         }
     }

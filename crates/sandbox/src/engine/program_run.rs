@@ -140,8 +140,8 @@ impl RunningProgram {
             match self.stderr.read(&mut chunk) {
                 Ok(0) => return false,
                 Ok(got) => {
-                    let room = STDERR_BYTES.saturating_sub(self.stderr_text.len());
-                    let piece = chunk.get(..got.min(room)).unwrap_or_default();
+                    let remaining = STDERR_BYTES.saturating_sub(self.stderr_text.len());
+                    let piece = chunk.get(..got.min(remaining)).unwrap_or_default();
                     self.stderr_text.extend_from_slice(piece);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,

@@ -192,8 +192,8 @@ fn search(leaves: &[Leaf]) -> Vec<sock_filter> {
     };
     let (below, above) = (search(below), search(above));
     // The jump to the upper half may exceed the eight bits of a branch.
-    let far = u32::try_from(below.len()).unwrap_or(u32::MAX);
-    let mut code = vec![branch(IF_GE, middle.from, 0, 1), step(JUMP, far)];
+    let distance = u32::try_from(below.len()).unwrap_or(u32::MAX);
+    let mut code = vec![branch(IF_GE, middle.from, 0, 1), step(JUMP, distance)];
     code.extend(below);
     code.extend(above);
     code

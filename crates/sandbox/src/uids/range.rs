@@ -196,10 +196,10 @@ fn claims(accounts: &Accounts) -> Vec<Claim<'_>> {
 pub fn choose_ranges(accounts: &Accounts, count: u32) -> Result<Vec<Range>, RangeError> {
     let claims = claims(accounts);
     let ours = |file: &str| {
-        let mine = claims
+        let own = claims
             .iter()
             .filter(|c| c.owner == ACCOUNT && c.file == file);
-        let mut ranges: Vec<_> = mine.map(|claim| claim.range).collect();
+        let mut ranges: Vec<_> = own.map(|claim| claim.range).collect();
         ranges.sort_unstable();
         ranges
     };

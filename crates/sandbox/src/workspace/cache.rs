@@ -136,12 +136,12 @@ mod tests {
         let make = |parts: &[&str], uid| prepare(&state, &session, "c", parts, of(uid)).unwrap();
         let whole = make(&[], 700_001);
         assert_eq!((whole.parts_dir.is_none(), whole.layers.len()), (true, 1));
-        let kept = make(&["a", "b"], 700_001);
-        let around = kept.parts_dir.clone().unwrap();
+        let cache_dir = make(&["a", "b"], 700_001);
+        let around = cache_dir.parts_dir.clone().unwrap();
         assert!(around.join("a").is_dir() && around.join("b").is_dir());
-        let upper = upper_dir(&kept.layers[1]);
+        let upper = upper_dir(&cache_dir.layers[1]);
         std::fs::write(upper.join("x"), "written").unwrap();
-        assert_eq!(make(&["a", "b"], 700_002), kept);
+        assert_eq!(make(&["a", "b"], 700_002), cache_dir);
         assert_eq!(std::fs::read_to_string(upper.join("x")).unwrap(), "written");
         if is_root() {
             let uid = |path: &Path| std::fs::metadata(path).unwrap().uid();

@@ -486,8 +486,8 @@ mod tests {
 
     #[test]
     fn nothing_but_a_plain_file_of_the_tree_is_touched() {
-        let kept = tempfile::tempdir().expect("directory");
-        let (dir, out) = (kept.path().join("in"), kept.path().join("out"));
+        let temp = tempfile::tempdir().expect("directory");
+        let (dir, out) = (temp.path().join("in"), temp.path().join("out"));
         std::fs::create_dir_all(dir.join("d")).expect("made");
         std::fs::create_dir(&out).expect("made");
         std::fs::write(out.join("x"), "secret").expect("written");

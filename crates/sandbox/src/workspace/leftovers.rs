@@ -96,14 +96,17 @@ mod tests {
             make(name, true);
         }
         make(&fresh, false);
-        let kept = format!("{TEMP_PREFIX}{}", "b2".repeat(16));
-        fs::create_dir(at(&kept)).expect("made");
+        let temp_name = format!("{TEMP_PREFIX}{}", "b2".repeat(16));
+        fs::create_dir(at(&temp_name)).expect("made");
         let link = format!("{TEMP_PREFIX}{}", "c3".repeat(16));
         std::os::unix::fs::symlink("notes.txt", at(&link)).expect("linked");
         let root = Root::open(dir.path()).expect("root");
         assert_eq!(clear(&root, "d").expect("cleared"), 1);
         assert!(!at(&left).exists());
-        for name in others.into_iter().chain([fresh.as_str(), &kept, &link]) {
+        for name in others
+            .into_iter()
+            .chain([fresh.as_str(), &temp_name, &link])
+        {
             assert!(at(name).symlink_metadata().is_ok(), "{name}");
         }
         assert_eq!(clear(&root, "none").expect("nothing"), 0);

@@ -193,8 +193,8 @@ impl SweepReport {
                     Ok(locked) => count(locked.discard(), &mut self.overlays, &mut self.failed),
                     Err(overlay::OverlayError::Busy(_)) => {}
                     Err(_) => {
-                        let gone = overlay::remove(root, &session);
-                        count(gone, &mut self.overlays, &mut self.failed);
+                        let removed = overlay::remove(root, &session);
+                        count(removed, &mut self.overlays, &mut self.failed);
                     }
                 },
                 Ok(_) => {}
@@ -329,10 +329,10 @@ mod tests {
         for name in ["ended", "working", "orphan"] {
             tree(&copies.join(name));
         }
-        let far = SystemTime::now() + Duration::from_secs(1 << 31);
+        let far_future = SystemTime::now() + Duration::from_secs(1 << 31);
         std::fs::File::open(copies.join("ended"))
             .unwrap()
-            .set_modified(far)
+            .set_modified(far_future)
             .unwrap();
         mark_ended(&state, &SessionId::new("ended").unwrap()).unwrap();
         let known = Known {

@@ -232,9 +232,9 @@ pub fn append(text: &str, items: &[&str], added: usize) -> Result<String, Checkl
         next.push_str(ending);
     }
     for item in items {
-        let told = || ChecklistError::InvalidText(item.chars().take(ERROR_TEXT_CHARS).collect());
+        let invalid = || ChecklistError::InvalidText(item.chars().take(ERROR_TEXT_CHARS).collect());
         if item.trim().is_empty() || item.contains(['\n', '\r']) {
-            return Err(told());
+            return Err(invalid());
         }
         next.push_str("- [ ] ");
         next.push_str(item.trim());

@@ -299,14 +299,14 @@ impl Scanner {
             return true;
         }
         let longest = marker.len().saturating_sub(1).min(self.buffer.len());
-        let begins = |kept: &usize| {
-            let from = self.buffer.len() - kept;
+        let begins = |length: &usize| {
+            let from = self.buffer.len() - length;
             self.buffer
                 .get(from..)
                 .is_some_and(|end| marker.starts_with(end))
         };
-        let kept = (1..=longest).rev().find(begins).unwrap_or(0);
-        let sure = self.buffer.len() - kept;
+        let length = (1..=longest).rev().find(begins).unwrap_or(0);
+        let sure = self.buffer.len() - length;
         out.extend(self.buffer.drain(..sure));
         false
     }

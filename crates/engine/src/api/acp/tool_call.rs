@@ -53,8 +53,8 @@ pub fn parse(input: &RawValue) -> ToolCallInput<'_> {
         locations: Option<Vec<&'a RawValue>>,
         #[serde(rename = "title")]
         _title: Option<serde::de::IgnoredAny>,
-        #[serde(rename = "said")]
-        _said: Option<serde::de::IgnoredAny>,
+        #[serde(rename = "shown_content")]
+        _shown_content: Option<serde::de::IgnoredAny>,
     }
     let judged =
         small(input).and_then(|input| serde_json::from_str::<Judged<'_>>(input.get()).ok());

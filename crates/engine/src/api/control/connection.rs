@@ -35,14 +35,14 @@ pub(super) async fn serve_client<F: Fleet>(stream: UnixStream, context: Connecti
     let peer = stream.peer_cred().ok().map(|peer| peer.uid());
     let mut lines = Lines::new(stream, context.bounds.line, context.bounds.wait);
     loop {
-        let asked = tokio::select! {
-            asked = lines.next(Some(context.bounds.wait)) => asked,
+        let line = tokio::select! {
+            line = lines.next(Some(context.bounds.wait)) => line,
             () = context.stop.cancelled() => {
                 let _ = reply(&mut lines, Reply::Failed(stopping())).await;
                 return;
             }
         };
-        let line = match asked {
+        let line = match line {
             Ok(Some(line)) => line,
             Ok(None) | Err(LineError::Io(_)) => return,
             Err(error) => {
@@ -76,11 +76,11 @@ async fn reply(lines: &mut Lines, reply: Reply) -> Result<(), LineError> {
 
 async fn handle_approvals<F: Fleet>(
     context: &ConnectionContext<F>,
-    asked: ApprovalOp,
+    op: ApprovalOp,
     peer: Option<u32>,
 ) -> Result<Reply, Failure> {
     let unread = |why: String| Failure::new(Code::Refused, escape_for_display(&why, 300));
-    match asked {
+    match op {
         ApprovalOp::List { ended: over } => {
             let approvals = context.fleet.approvals(over).await.map_err(unread)?;
             Ok(Reply::Approvals(
@@ -181,8 +181,8 @@ async fn handle_request<F: Fleet>(
             };
             reply(lines, found).await
         }
-        Request::Approvals(asked) => {
-            let found = handle_approvals(context, asked, peer).await;
+        Request::Approvals(op) => {
+            let found = handle_approvals(context, op, peer).await;
             reply(lines, found.unwrap_or_else(Reply::Failed)).await
         }
         Request::List => {
@@ -393,8 +393,8 @@ async fn relay_log<F: Fleet>(
 ) -> Result<(), LineError> {
     let mut listens = true;
     loop {
-        let heard = tokio::select! {
-            heard = live.recv() => heard,
+        let notice = tokio::select! {
+            notice = live.recv() => notice,
             speaks = lines.wait_for_input(), if listens => {
                 if !speaks {
                     return Err(LineError::Io(std::io::ErrorKind::ConnectionAborted.into()));
@@ -404,7 +404,7 @@ async fn relay_log<F: Fleet>(
             }
             () = context.stop.cancelled() => return Ok(()),
         };
-        match heard {
+        match notice {
             Ok(text) => lines.send(json_lines::log_line(&text)).await?,
             Err(RecvError::Lagged(missed)) => {
                 lines

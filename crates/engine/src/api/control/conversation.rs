@@ -279,9 +279,9 @@ impl OpenConversation<'_> {
         }
     }
 
-    async fn send_message(&mut self, told: &ServerMessage) -> Result<(), LineError> {
+    async fn send_message(&mut self, message: &ServerMessage) -> Result<(), LineError> {
         self.lines
-            .send(conversation_protocol::write_server_message(told))
+            .send(conversation_protocol::write_server_message(message))
             .await
     }
 }

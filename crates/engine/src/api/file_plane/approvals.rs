@@ -234,8 +234,8 @@ impl PlaneWorker {
         self.has_new_approvals = true;
         match answered {
             Ok(answered) => {
-                let gone = name.clone();
-                self.with_disk(move |disk| disk.remove(Area::Answers, &gone))
+                let removed = name.clone();
+                self.with_disk(move |disk| disk.remove(Area::Answers, &removed))
                     .await??;
                 self.settling.forget(Area::Answers, &name);
                 let result = match decision {
@@ -256,8 +256,8 @@ impl PlaneWorker {
     }
 
     async fn reject_answer(&mut self, name: &str, why: &str) -> Result<(), PlaneError> {
-        let (aside, told) = (name.to_owned(), why.to_owned());
-        self.with_disk(move |disk| disk.quarantine(Area::Answers, &aside, &told))
+        let (file, reason) = (name.to_owned(), why.to_owned());
+        self.with_disk(move |disk| disk.quarantine(Area::Answers, &file, &reason))
             .await??;
         self.settling.forget(Area::Answers, name);
         self.emit_answer_event(name, FileAnswer::Refused, why);

@@ -301,14 +301,14 @@ impl Disk {
         check_owner(what, &stat, self.owner, OPEN_TO_OTHERS)?;
         let mut is_other = false;
         for (at, area) in Area::ALL.into_iter().enumerate() {
-            let held = rustix::fs::fstat(&self.areas[at]);
-            let held = held.map_err(|errno| system(area.as_str(), "examined", errno))?;
+            let stat = rustix::fs::fstat(&self.areas[at]);
+            let stat = stat.map_err(|errno| system(area.as_str(), "examined", errno))?;
             let there = rustix::fs::statat(&self.root, area.as_str(), AtFlags::SYMLINK_NOFOLLOW);
             let is_same = there.is_ok_and(|there| {
-                FileFingerprint::from_stat(&there).is_same_file(&FileFingerprint::from_stat(&held))
+                FileFingerprint::from_stat(&there).is_same_file(&FileFingerprint::from_stat(&stat))
             });
             if is_same {
-                check_owner(area.as_str(), &held, self.owner, WRITABLE)?;
+                check_owner(area.as_str(), &stat, self.owner, WRITABLE)?;
             } else {
                 self.areas[at] = self.open_area(area)?;
                 is_other = true;

@@ -78,7 +78,7 @@ pub struct OpenError {
 pub fn open(config: &Config) -> Result<Vec<OpenedPlane>, OpenError> {
     let pools = config.pools.iter();
     let planes = pools.filter_map(|pool| Some((pool, pool.file_plane.as_ref()?)));
-    let held = planes.map(|(pool, plane)| {
+    let locks = planes.map(|(pool, plane)| {
         let of_pool = |error| OpenError {
             pool: pool.name.clone(),
             error,
@@ -94,7 +94,7 @@ pub fn open(config: &Config) -> Result<Vec<OpenedPlane>, OpenError> {
             ownership: holding,
         })
     });
-    held.collect()
+    locks.collect()
 }
 
 /// Why a step cannot be done now; it is tried again.
@@ -248,9 +248,9 @@ impl PlaneWorker {
                         watch = None;
                     }
                 }
-                heard = notices.recv() => if !self.handle_fleet_event(heard) { break },
-                heard = approvals.changed() => {
-                    if heard.is_err() { break }
+                notice = notices.recv() => if !self.handle_fleet_event(notice) { break },
+                notice = approvals.changed() => {
+                    if notice.is_err() { break }
                     self.has_new_approvals = true;
                 }
                 Some(done) = self.answers.join_next() => {
@@ -293,8 +293,8 @@ impl PlaneWorker {
         if !self.is_alone {
             return; // It is another's.
         }
-        let gone = self.with_disk(|disk| disk.remove(Area::State, HEARTBEAT));
-        if let Ok(Err(error)) | Err(PlaneError::Io(error)) = gone.await {
+        let removed = self.with_disk(|disk| disk.remove(Area::State, HEARTBEAT));
+        if let Ok(Err(error)) | Err(PlaneError::Io(error)) = removed.await {
             tracing::debug!(pool = %self.pool, %error, "a file plane's heartbeat file cannot be removed");
         }
     }
@@ -326,8 +326,8 @@ impl PlaneWorker {
     }
 
     /// Handles one event; returns `false` if the fleet has ended.
-    fn handle_fleet_event(&mut self, heard: Result<FleetEvent, RecvError>) -> bool {
-        let name = match heard {
+    fn handle_fleet_event(&mut self, notice: Result<FleetEvent, RecvError>) -> bool {
+        let name = match notice {
             Ok(FleetEvent::TaskAssigned { run, session, .. }) => {
                 let name = self.by_run.get(&run).cloned();
                 // A session runs one task after the other, so its approvals belong to the newest.
@@ -378,12 +378,12 @@ impl PlaneWorker {
     /// Handles all further pending events, so that one round covers them.
     fn drain(&mut self, notices: &mut broadcast::Receiver<FleetEvent>) {
         for _ in 0..BROADCAST_EVENTS {
-            let heard = match notices.try_recv() {
+            let notice = match notices.try_recv() {
                 Ok(notice) => Ok(notice),
                 Err(broadcast::error::TryRecvError::Lagged(count)) => Err(RecvError::Lagged(count)),
                 Err(_) => return,
             };
-            self.handle_fleet_event(heard);
+            self.handle_fleet_event(notice);
         }
     }
 

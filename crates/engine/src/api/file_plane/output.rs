@@ -103,8 +103,10 @@ impl Output {
 
     /// Appends text to the file, and creates it if needed; `false` if it was replaced.
     fn add(&mut self, disk: &Mutex<Disk>, name: &str, text: &str) -> Result<bool, PlaneError> {
-        let room = FILE_PLANE_OUTPUT_BYTES.saturating_sub(self.bytes);
-        let mut end = text.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        let remaining = FILE_PLANE_OUTPUT_BYTES.saturating_sub(self.bytes);
+        let mut end = text
+            .len()
+            .min(usize::try_from(remaining).unwrap_or(usize::MAX));
         while !text.is_char_boundary(end) {
             end -= 1;
         }

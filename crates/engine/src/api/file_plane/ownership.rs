@@ -108,9 +108,12 @@ impl DirOwnership {
     ///
     /// # Errors
     /// [`DiskError::InUse`] if another supervisor has it.
-    pub(super) fn lock_current(disk: &Disk, held: (u64, u64)) -> Result<Option<Lock>, DiskError> {
+    pub(super) fn lock_current(
+        disk: &Disk,
+        identity: (u64, u64),
+    ) -> Result<Option<Lock>, DiskError> {
         let there = rustix::fs::statat(disk.root(), LOCK, AtFlags::SYMLINK_NOFOLLOW);
-        if there.is_ok_and(|there| file_id_of(&there) == held) {
+        if there.is_ok_and(|there| file_id_of(&there) == identity) {
             return Ok(None);
         }
         lock(disk, "the directory").map(Some)

@@ -129,9 +129,9 @@ impl PlaneWorker {
         name: &RequestName,
     ) -> Result<QueueOutcome, PlaneError> {
         let file = name.file();
-        let asked = file.clone();
-        let found =
-            self.with_disk(move |disk| disk.read(Area::Queue, &asked, FILE_PLANE_REQUEST_BYTES));
+        let request_file = file.clone();
+        let found = self
+            .with_disk(move |disk| disk.read(Area::Queue, &request_file, FILE_PLANE_REQUEST_BYTES));
         let (bytes, print) = match found.await?? {
             PlaneEntry::Missing => {
                 self.settling.forget(Area::Queue, &file);
@@ -204,12 +204,12 @@ impl PlaneWorker {
             self.emit_request_event(name, FileRequest::Repeated, "");
             let is_over = row.as_ref().is_some_and(|row| row.ended_at_us.is_some());
             let is_open = self.by_run.contains_key(&run);
-            let gone = file.clone();
+            let removed = file.clone();
             let needs_result = self
                 .with_disk(move |disk| -> Result<bool, PlaneError> {
                     let has_result = disk.has(Area::Result, &result_name(&stem));
                     if is_open || (is_over && has_result) {
-                        disk.remove(Area::Queue, &gone)?;
+                        disk.remove(Area::Queue, &removed)?;
                         return Ok(false);
                     }
                     Ok(true)

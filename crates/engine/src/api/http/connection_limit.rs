@@ -41,11 +41,13 @@ impl IdleConnections {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn insert(&self, gone: &CancellationToken) -> u64 {
+    fn insert(&self, closed: &CancellationToken) -> u64 {
         let mut waiting = self.lock();
         waiting.next += 1;
         let number = waiting.next;
-        waiting.each.insert(number, (Instant::now(), gone.clone()));
+        waiting
+            .each
+            .insert(number, (Instant::now(), closed.clone()));
         number
     }
 
@@ -62,8 +64,8 @@ impl IdleConnections {
         if old > Instant::now() {
             return Some(old);
         }
-        let (_, (_, gone)) = first.remove_entry();
-        gone.cancel();
+        let (_, (_, closed)) = first.remove_entry();
+        closed.cancel();
         None
     }
 }
@@ -109,7 +111,7 @@ impl ConnectionLimit {
 
     fn new_permit(
         &self,
-        held: OwnedSemaphorePermit,
+        permit: OwnedSemaphorePermit,
         is_spare: bool,
         life: Duration,
     ) -> Arc<ConnectionPermit> {
@@ -119,7 +121,7 @@ impl ConnectionLimit {
             stream_permits: Arc::clone(&self.stream_permits),
             idle: Arc::clone(&self.idle),
             state: Mutex::new(State {
-                permit: held,
+                permit,
                 deadline: Instant::now() + life,
                 idle_entry: None,
             }),

@@ -97,13 +97,13 @@ where
     } = request;
     let place = Arc::clone(&app.stream_permits).try_acquire_owned();
     let place = place.map_err(|_| ApiError::unavailable("too many streams are open already"))?;
-    let (tell, told) = mpsc::channel(limits::APPROVAL_STREAM_QUEUE);
-    let last = tell.clone();
-    let response = web_socket::respond(told, socket, app.stop.clone(), until);
+    let (sender, receiver) = mpsc::channel(limits::APPROVAL_STREAM_QUEUE);
+    let last = sender.clone();
+    let response = web_socket::respond(receiver, socket, app.stop.clone(), until);
     let filled = fill(Subscriber {
         fleet_events: app.fleet.subscribe(),
         app,
-        sender: tell,
+        sender,
         _permit: place,
     });
     // A stream that ends before its connection does is not an error for its client.
@@ -131,8 +131,8 @@ where
     Ok(response)
 }
 
-async fn send_chunk(tell: &mpsc::Sender<Bytes>, text: String) -> Result<(), StreamEnd> {
-    let sent = tell.send(Bytes::from(text));
+async fn send_chunk(sender: &mpsc::Sender<Bytes>, text: String) -> Result<(), StreamEnd> {
+    let sent = sender.send(Bytes::from(text));
     match tokio::time::timeout(limits::APPROVAL_STREAM_WRITE_TIMEOUT, sent).await {
         Ok(Ok(())) => Ok(()),
         _ => Err(StreamEnd::Gone),
@@ -203,11 +203,11 @@ impl Subscriber {
     async fn follow_session(mut self, session: SessionId, mut at: u64) -> Result<(), StreamEnd> {
         loop {
             // Read before the events, so that none of an ended session is missed.
-            let asked = session.clone();
+            let wanted = session.clone();
             let row = self
                 .app
                 .journal
-                .read(move |reader| reader.session(&asked))
+                .read(move |reader| reader.session(&wanted))
                 .await?;
             let is_over = row.is_none_or(|row| row.ended_at_us.is_some());
             loop {

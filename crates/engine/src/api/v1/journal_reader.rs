@@ -45,14 +45,14 @@ impl JournalReader {
         &self,
         read: impl FnOnce(&Reader) -> Result<T, ReadError>,
     ) -> Result<T, String> {
-        let mut held = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        let reader = match held.take() {
+        let mut idle = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = match idle.take() {
             Some(reader) => reader,
             None => self.journal.reader().map_err(|error| error.to_string())?,
         };
         // After a failure, the next read opens a new connection.
         let found = read(&reader).map_err(|error| error.to_string())?;
-        *held = Some(reader);
+        *idle = Some(reader);
         Ok(found)
     }
 }

@@ -206,11 +206,11 @@ async fn dispatch(
     let Ok(names) = names else {
         return respond_not_found().await;
     };
-    let asked = match request.method() {
+    let access = match request.method() {
         &Method::HEAD => &Method::GET,
         other => other,
     };
-    let Some(route) = routes.iter().find(|route| route.method == asked) else {
+    let Some(route) = routes.iter().find(|route| route.method == access) else {
         return ApiError::method_not_allowed(&routes).into_response();
     };
     let answer = match RequestContext::from_request(route, caller, until, &names, request).await {

@@ -165,8 +165,8 @@ fn responses(route: &Route) -> Value {
     let mut all = Map::new();
     let mut put = |status: u16, content: Value| {
         let code = axum::http::StatusCode::from_u16(status).ok();
-        let said = code.and_then(|code| code.canonical_reason());
-        let mut response = json!({"description": said.unwrap_or("An answer")});
+        let reason = code.and_then(|code| code.canonical_reason());
+        let mut response = json!({"description": reason.unwrap_or("An answer")});
         if content != json!({}) {
             response["content"] = content;
         }

@@ -88,6 +88,7 @@ async fn carry_out(app: AppState, request: RequestContext, order: OverlayOrder) 
     let _place = place.map_err(|_| ApiError::unavailable("the supervisor is stopping"))?;
     let host = app.host.clone();
     let done = tokio::task::spawn_blocking(move || (host.overlays)(&session, order)).await;
-    let gone = |_| ApiError::unavailable("the overlay could not be read: see the supervisor's log");
-    respond_ok(&done.map_err(gone)??)
+    let unreadable =
+        |_| ApiError::unavailable("the overlay could not be read: see the supervisor's log");
+    respond_ok(&done.map_err(unreadable)??)
 }

@@ -62,11 +62,11 @@ pub(super) async fn find_session(
     app: &AppState,
     request: &RequestContext,
 ) -> Result<(SessionId, StoredSession), ApiError> {
-    let gone = || ApiError::not_found("there is no such session, or retention removed it");
-    let id = SessionId::new(request.path_param("session")).map_err(|_| gone())?;
+    let missing = || ApiError::not_found("there is no such session, or retention removed it");
+    let id = SessionId::new(request.path_param("session")).map_err(|_| missing())?;
     let key = id.clone();
     let row = app.journal.read(move |reader| reader.session(&key)).await?;
-    Ok((id, row.ok_or_else(gone)?))
+    Ok((id, row.ok_or_else(missing)?))
 }
 
 /// Sends a message to a session of a chat; other sessions get their prompts elsewhere.
@@ -165,6 +165,6 @@ pub(super) async fn stop(app: AppState, request: RequestContext) -> HandlerResul
 }
 
 fn pool(row: &StoredSession) -> Result<PoolName, ApiError> {
-    let gone = || ApiError::conflict("its pool is no longer in the configuration");
-    PoolName::new(&row.pool).map_err(|_| gone())
+    let missing = || ApiError::conflict("its pool is no longer in the configuration");
+    PoolName::new(&row.pool).map_err(|_| missing())
 }

@@ -83,13 +83,13 @@ pub(super) async fn find_task(
     app: &AppState,
     request: &RequestContext,
 ) -> Result<(RunId, TaskId, StoredTask), ApiError> {
-    let gone =
+    let missing =
         || ApiError::not_found("there is no such task, or retention removed it; an id is RUN:TASK");
-    let (run, task) = parse_task_id(request.path_param("task")).ok_or_else(gone)?;
+    let (run, task) = parse_task_id(request.path_param("task")).ok_or_else(missing)?;
     let key = (run.clone(), task.clone());
     let read = move |reader: &Reader| reader.task(&key.0, &key.1);
     let row = app.journal.read(read).await?;
-    Ok((run, task, row.ok_or_else(gone)?))
+    Ok((run, task, row.ok_or_else(missing)?))
 }
 
 /// The body of a new task. A workspace is given by its name in the configuration, never by a path.
@@ -244,8 +244,8 @@ async fn resolve_workspace(app: &AppState, name: &str) -> Result<PathBuf, ApiErr
     let path = found.path.clone();
     drop(config);
     let found = tokio::task::spawn_blocking(move || path.canonicalize()).await;
-    let gone = || refused("whose directory does not exist: create it, or correct its path");
-    found.ok().and_then(Result::ok).ok_or_else(gone)
+    let missing = || refused("whose directory does not exist: create it, or correct its path");
+    found.ok().and_then(Result::ok).ok_or_else(missing)
 }
 
 fn respond_submitted(run: &RunId) -> HandlerResult {
@@ -264,8 +264,8 @@ async fn find_earlier(
     run: &RunId,
     spec: &TaskSpec,
 ) -> Result<Option<Response>, ApiError> {
-    let (asked, id) = (run.clone(), spec.id.clone());
-    let read = move |reader: &Reader| reader.task(&asked, &id);
+    let (wanted, id) = (run.clone(), spec.id.clone());
+    let read = move |reader: &Reader| reader.task(&wanted, &id);
     let Some(row) = app.journal.read(read).await? else {
         return Ok(None);
     };
@@ -288,8 +288,8 @@ fn submit_error(error: &SubmitError) -> ApiError {
 
 pub(super) async fn cancel(app: AppState, request: RequestContext) -> HandlerResult {
     let (run, task, row) = find_task(&app, &request).await?;
-    let gone = |_| ApiError::conflict("its pool is no longer in the configuration");
-    let pool = PoolName::new(&row.pool).map_err(gone)?;
+    let missing = |_| ApiError::conflict("its pool is no longer in the configuration");
+    let pool = PoolName::new(&row.pool).map_err(missing)?;
     let cancelled = app.fleet.cancel_task(&pool, run.clone(), task).await;
     cancelled.map_err(operator_error)?;
     respond(

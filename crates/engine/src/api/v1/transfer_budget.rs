@@ -69,13 +69,13 @@ impl TransferBudget {
             _ => return Err(ApiError::unavailable("the response could not be encoded")),
         };
         let units = u32::try_from(body.len() / UNIT).unwrap_or(u32::MAX);
-        let room = match units {
+        let permits = match units {
             0 => None,
             units => Some(acquire_permits(&self.byte_permits, units).await?),
         };
         let body = Body::new(ChunkedBody {
             remaining: body,
-            permit: room,
+            permit: permits,
         });
         let mut response = (StatusCode::OK, body).into_response();
         for (name, value) in [
@@ -94,12 +94,12 @@ async fn acquire_permits(
     of: &Arc<Semaphore>,
     permits: u32,
 ) -> Result<OwnedSemaphorePermit, ApiError> {
-    let room = timeout(
+    let permits = timeout(
         HTTP_BODY_TIMEOUT,
         Arc::clone(of).acquire_many_owned(permits),
     )
     .await;
-    if let Ok(Ok(permit)) = room {
+    if let Ok(Ok(permit)) = permits {
         return Ok(permit);
     }
     let detail = "too many file contents are requested at once: try again later";
@@ -144,11 +144,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn answers_that_nobody_takes_are_bounded_and_small_ones_go_on() {
-        let room = TransferBudget::with_limits(1, 4 << 20);
+        let budget = TransferBudget::with_limits(1, 4 << 20);
         let long = "x".repeat(1 << 20);
         let mut waiting = Vec::new();
         let refused = loop {
-            match room.respond(long.clone()).await {
+            match budget.respond(long.clone()).await {
                 Ok(response) => waiting.push(response),
                 Err(fault) => break fault.into_response(),
             }
@@ -157,28 +157,28 @@ mod tests {
         assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(refused.headers().contains_key(header::RETRY_AFTER));
         assert_eq!(waiting.len(), 4);
-        room.respond("small").await.expect("as ever");
+        budget.respond("small").await.expect("as ever");
         // Who goes, and who took it all, makes room.
         drop(waiting.pop());
-        let taken = room.respond(long.clone()).await.expect("room");
+        let taken = budget.respond(long.clone()).await.expect("room");
         let body = axum::body::to_bytes(taken.into_body(), usize::MAX).await;
         assert_eq!(body.expect("whole"), format!("\"{long}\"\n"));
-        room.respond(long).await.expect("room");
+        budget.respond(long).await.expect("room");
     }
 
     #[tokio::test(start_paused = true)]
     async fn so_many_contents_are_worked_on_at_once() {
-        let room = TransferBudget::new();
+        let budget = TransferBudget::new();
         let mut places = Vec::new();
         for _ in 0..HTTP_FILES {
-            places.push(room.acquire_work().await.expect("a place"));
+            places.push(budget.acquire_work().await.expect("a place"));
         }
-        let fault = room.acquire_work().await.expect_err("none");
+        let fault = budget.acquire_work().await.expect_err("none");
         assert_eq!(
             fault.into_response().status(),
             StatusCode::SERVICE_UNAVAILABLE
         );
         places.pop();
-        drop(room.acquire_work().await.expect("a place"));
+        drop(budget.acquire_work().await.expect("a place"));
     }
 }

@@ -255,11 +255,11 @@ mod tests {
 
     #[test]
     fn times_are_written_as_people_read_them() {
-        let told =
+        let notified =
             add_rfc3339_times(serde_json::json!({"at_us": 0, "a": [{"b_us": 1_500_000}], "us": 1}));
         let want = serde_json::json!({
             "at": "1970-01-01T00:00:00Z", "a": [{"b": "1970-01-01T00:00:01.5Z"}], "us": 1
         });
-        assert_eq!(told, want);
+        assert_eq!(notified, want);
     }
 }

@@ -130,9 +130,9 @@ impl Inner {
         let (name, registered) = directory::workspace(&config, workspace)?;
         validate(&wish)?;
         let (root, files) = (registered.path.clone(), wish.files.clone());
-        let looked =
+        let checked =
             tokio::task::spawn_blocking(move || directory::check_files(&root, &files)).await;
-        looked.map_err(|error| ChatError::Unavailable(error.to_string()))??;
+        checked.map_err(|error| ChatError::Unavailable(error.to_string()))??;
         let (session, run) = self.fleet.chat_ids()?;
         let run = once.unwrap_or(run);
         let plan = match &wish.work.plan {

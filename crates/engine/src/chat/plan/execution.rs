@@ -306,8 +306,8 @@ impl Coordinator {
         let rows = items.all.iter();
         let rows = rows.filter(|row| items.changed.contains(&row.item));
         let writes = rows.map(|row| Write::Chat(ChatWrite::Plan(PlanWrite::Item(row.clone()))));
-        let gone = items.count(ItemState::Gone) > limits::PLAN_REMOVED_ITEMS;
-        let forget = gone.then(|| {
+        let too_many = items.count(ItemState::Gone) > limits::PLAN_REMOVED_ITEMS;
+        let forget = too_many.then(|| {
             Write::Chat(ChatWrite::Plan(PlanWrite::PruneItems {
                 chat: self.id.clone(),
                 keep: limits::PLAN_REMOVED_ITEMS,

@@ -121,15 +121,15 @@ impl Inner {
         chat: &SessionId,
         order: impl FnOnce(oneshot::Sender<Result<T, ChatError>>) -> Order,
     ) -> Result<T, ChatError> {
-        let gone = || {
+        let missing = || {
             ChatError::Unavailable("the plan is not being executed now: try again later".to_owned())
         };
         let way = self.active_plans.with(|works| works.get(chat).cloned());
-        let way = way.ok_or_else(gone)?;
+        let way = way.ok_or_else(missing)?;
         let (reply, answer) = oneshot::channel();
         let sent = way.orders.send(order(reply)).await;
-        sent.map_err(|_| gone())?;
-        answer.await.unwrap_or_else(|_| Err(gone()))
+        sent.map_err(|_| missing())?;
+        answer.await.unwrap_or_else(|_| Err(missing()))
     }
 
     /// Stops the work of a chat; it is no error if there is nothing to stop.
@@ -171,7 +171,7 @@ impl Inner {
         &self,
         chat: &StoredChat,
         by: String,
-        said: ReviewDecision,
+        decision: ReviewDecision,
     ) -> Result<(), ChatError> {
         if !chat.mode.has_members() {
             let why = "this chat has no plan to approve: its mode has none";
@@ -180,7 +180,7 @@ impl Inner {
         if chat.phase != Some(ChatPhase::Approval) {
             return Err(no_pending_plan());
         }
-        self.order(&chat.session, |reply| match said {
+        self.order(&chat.session, |reply| match decision {
             ReviewDecision::Approve { sha256 } => Order::Approve { by, sha256, reply },
             ReviewDecision::Reject { why } => Order::Reject { by, why, reply },
         })

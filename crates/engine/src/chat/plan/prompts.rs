@@ -112,11 +112,11 @@ mod tests {
     fn an_item_is_told_with_what_stands_below_it_and_where_the_plan_stands() {
         let text = "# P\n- [x] one\n- [ ] two\n  say more\n\n  and more\n- [ ] three\n";
         let list = Checklist::parse(text).expect("a list");
-        let told = item("a\ngoal", "plan.md", text, &list, &list.items()[1], false);
-        assert!(told.starts_with("two\nsay more\n\nand more\n\n[System: This is item 2 of 3 of the plan plan.md, of which 1 are done."), "{told}");
-        assert!(told.contains("for: a goal.]"), "{told}");
-        let told = item("g", "plan.md", text, &list, &list.items()[2], true);
-        assert!(told.starts_with("three\n\n["), "{told}");
-        assert!(told.contains("you may add"), "{told}");
+        let prompt = item("a\ngoal", "plan.md", text, &list, &list.items()[1], false);
+        assert!(prompt.starts_with("two\nsay more\n\nand more\n\n[System: This is item 2 of 3 of the plan plan.md, of which 1 are done."), "{prompt}");
+        assert!(prompt.contains("for: a goal.]"), "{prompt}");
+        let prompt = item("g", "plan.md", text, &list, &list.items()[2], true);
+        assert!(prompt.starts_with("three\n\n["), "{prompt}");
+        assert!(prompt.contains("you may add"), "{prompt}");
     }
 }

@@ -72,10 +72,10 @@ impl Chats {
         workspace: &str,
         chat: &str,
         by: String,
-        said: ReviewDecision,
+        decision: ReviewDecision,
     ) -> Result<SessionId, ChatError> {
         let parent = self.0.find(workspace, chat).await?;
-        self.0.review(&parent, by, said).await?;
+        self.0.review(&parent, by, decision).await?;
         Ok(parent.session)
     }
 

@@ -161,7 +161,11 @@ impl Coordinator {
     }
 
     /// Records a person's decision.
-    pub(super) async fn record_review(&self, by: String, said: Verdict) -> Result<(), ChatError> {
+    pub(super) async fn record_review(
+        &self,
+        by: String,
+        verdict: Verdict,
+    ) -> Result<(), ChatError> {
         let again = |stuck: StepError| match stuck {
             StepError::Retry(why) => ChatError::Unavailable(why),
             StepError::Stopping => ChatError::Unavailable("the supervisor is stopping".to_owned()),
@@ -177,7 +181,7 @@ impl Coordinator {
         let (Some(waiting), Some(ChatPhase::Approval)) = (last, chat.phase) else {
             return Err(no_pending_plan());
         };
-        match said {
+        match verdict {
             Verdict::Approved { sha256 } => {
                 let now = match self.file(&chat).read().await {
                     Ok(plan) => plan.sha256,

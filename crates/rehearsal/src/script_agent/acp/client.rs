@@ -74,8 +74,8 @@ impl Agent {
             return Ok(false);
         };
         if let Some(error) = reply.get("error") {
-            let said = error["message"].as_str().unwrap_or_default();
-            self.send_text(&format!("{method} error {} {said}\n", error["code"]))?;
+            let message = error["message"].as_str().unwrap_or_default();
+            self.send_text(&format!("{method} error {} {message}\n", error["code"]))?;
             return Ok(false);
         }
         let result = &reply["result"];

@@ -128,12 +128,12 @@ impl Agent {
     }
 
     fn handle_acp_initialize(&mut self, params: &Params) -> Reply {
-        let asked = params.version()?;
+        let version = params.version()?;
         let version = match &self.settings.claim {
             VersionClaim::Absent => None,
             VersionClaim::Value(value) => Some(value.clone()),
-            VersionClaim::Echo => Some(asked.into()),
-            VersionClaim::AcpV2 if asked == 0 => {
+            VersionClaim::Echo => Some(version.into()),
+            VersionClaim::AcpV2 if version == 0 => {
                 return Err(RpcError::unsupported_version().into());
             }
             VersionClaim::AcpV2 => {
@@ -145,7 +145,7 @@ impl Agent {
                 })));
             }
             VersionClaim::Error => {
-                let message = format!("protocol version {asked} is not spoken here");
+                let message = format!("protocol version {version} is not spoken here");
                 return Err(RpcError::invalid_params(message).into());
             }
         };

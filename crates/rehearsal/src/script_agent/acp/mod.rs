@@ -61,10 +61,10 @@ const ONCE: &str = "option-3";
 pub(super) fn queue_event(
     out: &mut Outbox,
     moment: &EventContext<'_>,
-    said: &AgentEvent<'_>,
+    event: &AgentEvent<'_>,
 ) -> io::Result<()> {
     let mut update = |update: Update<'_>| out.queue(&Notification::new(moment.session, update));
-    match said {
+    match event {
         // Every prompt is a request, so the client knows that the turn began.
         AgentEvent::TurnStarted
         | AgentEvent::RequestWithdrawn { .. }

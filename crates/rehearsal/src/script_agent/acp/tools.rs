@@ -156,8 +156,8 @@ impl Agent {
             CallOutcome::Failed(why) => ("failed", why),
             CallOutcome::Reply(reply) if reply.get("error").is_some() => {
                 let error = &reply["error"];
-                let said = error["message"].as_str().unwrap_or_default();
-                ("refused", format!("{} {said}", error["code"]))
+                let message = error["message"].as_str().unwrap_or_default();
+                ("refused", format!("{} {message}", error["code"]))
             }
             CallOutcome::Reply(reply) => {
                 let result = &reply["result"];

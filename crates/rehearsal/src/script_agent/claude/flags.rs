@@ -96,7 +96,7 @@ impl ClaudeFlags {
 
     /// Checks that none is given, for the other protocols.
     pub(super) fn require_unset(&self) -> Result<(), FlagError> {
-        let said = [
+        let given = [
             ("--print", self.print),
             ("--input-format", self.input_format.is_some()),
             ("--output-format", self.output_format.is_some()),
@@ -109,7 +109,7 @@ impl ClaudeFlags {
             ("--mcp-config", self.mcp_config.is_some()),
             ("--settings", self.settings.is_some()),
         ];
-        match said.iter().find(|(_, is_said)| *is_said) {
+        match given.iter().find(|(_, is_said)| *is_said) {
             Some((word, _)) => Err(FlagError::WrongDialect(word)),
             None => Ok(()),
         }

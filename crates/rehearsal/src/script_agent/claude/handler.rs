@@ -136,7 +136,7 @@ impl Agent {
         let has_hook = hook.is_some();
         self.claude.hook = hook;
         self.claude.version = self.settings.claim.as_release();
-        let mut said = json!({
+        let mut reply = json!({
             "pid": std::process::id(),
             "commands": [],
             "current_permission_mode": self.mode,
@@ -144,9 +144,9 @@ impl Agent {
             "session_state": "idle",
         });
         if let Some(version) = &self.claude.version {
-            said["claude_code_version"] = version.clone();
+            reply["claude_code_version"] = version.clone();
         }
-        self.send_claude_reply(id, &said)
+        self.send_claude_reply(id, &reply)
     }
 
     /// Begins a request: the host's hook is called first. Without a hook, the program's own rules
@@ -161,8 +161,8 @@ impl Agent {
 
     /// Read-only tools run without a request.
     fn apply_builtin_rules(&mut self, number: u64) -> Result<(), Halt> {
-        let asked = self.claude.requests.get(&number);
-        if asked.is_some_and(|asked| asked.only_reads) {
+        let request = self.claude.requests.get(&number);
+        if request.is_some_and(|request| request.only_reads) {
             self.claude.requests.remove(&number);
             self.settle_request(|open| open == number, Permission::Allowed);
             return Ok(());
@@ -181,7 +181,7 @@ impl Agent {
     }
 
     fn handle_claude_reply(&mut self, reply: Reply) -> Result<(), Halt> {
-        let (id, said) = match reply {
+        let (id, answer) = match reply {
             Reply::Success {
                 request_id,
                 response,
@@ -191,9 +191,9 @@ impl Agent {
         let number = id.get(2..).and_then(|number| number.parse::<u64>().ok());
         let is_hook = number.is_some_and(|number| id == hook_id(number));
         let is_host = number.is_some_and(|number| id == request_id(number));
-        let asked = number.filter(|_| is_hook || is_host);
-        let asked = asked.and_then(|number| Some((number, self.claude.requests.get(&number)?)));
-        let Some((number, at)) = asked.map(|(number, asked)| (number, asked.at)) else {
+        let request = number.filter(|_| is_hook || is_host);
+        let request = request.and_then(|number| Some((number, self.claude.requests.get(&number)?)));
+        let Some((number, at)) = request.map(|(number, request)| (number, request.at)) else {
             return self.handle_claude_stray_reply(&id);
         };
         match at {
@@ -202,8 +202,8 @@ impl Agent {
                 self.log(format_args!("an answer to a withdrawn request"));
                 Ok(())
             }
-            Stage::Hook if is_hook => self.handle_claude_hook_reply(number, said),
-            Stage::Host if is_host => self.handle_claude_permission_reply(number, said),
+            Stage::Hook if is_hook => self.handle_claude_hook_reply(number, answer),
+            Stage::Host if is_host => self.handle_claude_permission_reply(number, answer),
             Stage::Hook | Stage::Host => self.handle_claude_stray_reply(&id),
         }
     }
@@ -222,14 +222,14 @@ impl Agent {
     fn handle_claude_hook_reply(
         &mut self,
         number: u64,
-        said: Result<Value, String>,
+        answer: Result<Value, String>,
     ) -> Result<(), Halt> {
-        let said = said.and_then(|said| {
-            let says: HookReply =
-                serde_json::from_value(said).map_err(|error| error.to_string())?;
-            says.decision().map_err(str::to_owned)
+        let answer = answer.and_then(|answer| {
+            let hook_reply: HookReply =
+                serde_json::from_value(answer).map_err(|error| error.to_string())?;
+            hook_reply.decision().map_err(str::to_owned)
         });
-        let permission = match said {
+        let permission = match answer {
             Err(why) => return self.fail_protocol(format!("the hook's answer: {why}")),
             Ok(None) => return self.apply_builtin_rules(number),
             Ok(Some((Decision::Ask, reason))) => return self.ask_claude_host(number, &reason),
@@ -248,16 +248,16 @@ impl Agent {
     fn handle_claude_permission_reply(
         &mut self,
         number: u64,
-        said: Result<Value, String>,
+        answer: Result<Value, String>,
     ) -> Result<(), Halt> {
-        let said = said.and_then(|said| {
-            serde_json::from_value::<PermissionReply>(said).map_err(|error| error.to_string())
+        let answer = answer.and_then(|answer| {
+            serde_json::from_value::<PermissionReply>(answer).map_err(|error| error.to_string())
         });
-        let asked = self.claude.requests.remove(&number);
-        let permission = match said {
+        let request = self.claude.requests.remove(&number);
+        let permission = match answer {
             Err(why) => return self.fail_protocol(format!("the answer to a request: {why}")),
             Ok(PermissionReply::Allow { input }) => {
-                if asked.is_none_or(|asked| asked.input != input) {
+                if request.is_none_or(|request| request.input != input) {
                     return self.fail_protocol("another input was allowed than was asked about");
                 }
                 Permission::Allowed

@@ -253,17 +253,18 @@ mod tests {
         ] {
             assert!(verdict(wrong).is_err(), "{wrong}");
         }
-        let says = |text: &str| serde_json::from_str::<HookReply>(text).map(HookReply::decision);
-        assert!(matches!(says("{}"), Ok(Ok(None))));
-        let asks = r#"{"hookSpecificOutput":{"hookEventName":"PreToolUse","permissionDecision":"ask","permissionDecisionReason":"so"}}"#;
+        let decision_of =
+            |text: &str| serde_json::from_str::<HookReply>(text).map(HookReply::decision);
+        assert!(matches!(decision_of("{}"), Ok(Ok(None))));
+        let ask_reply = r#"{"hookSpecificOutput":{"hookEventName":"PreToolUse","permissionDecision":"ask","permissionDecisionReason":"so"}}"#;
         assert_eq!(
-            says(asks).unwrap(),
+            decision_of(ask_reply).unwrap(),
             Ok(Some((Decision::Ask, "so".to_owned())))
         );
         assert!(matches!(
-            says(&asks.replace("PreToolUse", "Stop")),
+            decision_of(&ask_reply.replace("PreToolUse", "Stop")),
             Ok(Err(_))
         ));
-        assert!(says(&asks.replace("ask", "maybe")).is_err());
+        assert!(decision_of(&ask_reply.replace("ask", "maybe")).is_err());
     }
 }

@@ -66,9 +66,9 @@ impl Conversation {
         &mut self,
         out: &mut Outbox,
         moment: &EventContext<'_>,
-        said: &AgentEvent<'_>,
+        event: &AgentEvent<'_>,
     ) -> io::Result<()> {
-        match said {
+        match event {
             AgentEvent::TurnStarted => self.begin_turn(out, moment),
             AgentEvent::Text(text) => self.queue_delta(out, moment, BlockKind::Text, text),
             AgentEvent::Thought(text) => {
@@ -115,8 +115,8 @@ impl Conversation {
             } => {
                 self.end_message(out, moment, "end_turn")?;
                 if *cancelled {
-                    let said = json!({"type": "text", "text": "[Request interrupted by user]"});
-                    self.queue_user_message(out, moment, &said)?;
+                    let block = json!({"type": "text", "text": "[Request interrupted by user]"});
+                    self.queue_user_message(out, moment, &block)?;
                 }
                 self.micros += input_tokens * READ_MICROS + output_tokens * WRITTEN_MICROS;
                 let end = TurnResult {
@@ -366,7 +366,7 @@ impl Conversation {
         if self.requests.len() >= MAX_OPEN_REQUESTS {
             self.requests.pop_first();
         }
-        let asked = HostRequest {
+        let request = HostRequest {
             tool_id: tool_id.to_owned(),
             tool,
             input,
@@ -374,12 +374,12 @@ impl Conversation {
             only_reads: call.required_mode() == "read-only",
             at: Stage::Hook,
         };
-        self.requests.insert(number, asked);
+        self.requests.insert(number, request);
     }
 
     /// Queues the request to the host's hook.
     pub(super) fn queue_hook_request(&self, out: &mut Outbox, number: u64) -> io::Result<()> {
-        let Some(asked) = self.requests.get(&number) else {
+        let Some(request) = self.requests.get(&number) else {
             return Ok(());
         };
         out.queue(&json!({
@@ -390,11 +390,11 @@ impl Conversation {
                 "callback_id": self.hook,
                 "input": {
                     "hook_event_name": "PreToolUse",
-                    "tool_name": asked.tool,
-                    "tool_input": asked.input,
-                    "tool_use_id": asked.tool_id,
+                    "tool_name": request.tool,
+                    "tool_input": request.input,
+                    "tool_use_id": request.tool_id,
                 },
-                "tool_use_id": asked.tool_id,
+                "tool_use_id": request.tool_id,
             },
         }))
     }
@@ -406,35 +406,35 @@ impl Conversation {
         number: u64,
         reason: &str,
     ) -> io::Result<()> {
-        let Some(asked) = self.requests.get_mut(&number) else {
+        let Some(request) = self.requests.get_mut(&number) else {
             return Ok(());
         };
-        asked.at = Stage::Host;
+        request.at = Stage::Host;
         out.queue(&json!({
             "type": "control_request",
             "request_id": request_id(number),
             "request": {
                 "subtype": "can_use_tool",
-                "tool_name": asked.tool,
-                "input": asked.input,
-                "description": asked.title,
+                "tool_name": request.tool,
+                "input": request.input,
+                "description": request.title,
                 "decision_reason": reason,
                 "permission_suggestions": [],
-                "tool_use_id": asked.tool_id,
+                "tool_use_id": request.tool_id,
             },
         }))
     }
 
     fn withdraw_request(&mut self, out: &mut Outbox, number: u64) -> io::Result<()> {
-        let Some(asked) = self.requests.get_mut(&number) else {
+        let Some(request) = self.requests.get_mut(&number) else {
             return Ok(());
         };
-        let id = match asked.at {
+        let id = match request.at {
             Stage::Hook => hook_id(number),
             Stage::Host => request_id(number),
             Stage::Withdrawn => return Ok(()),
         };
-        asked.at = Stage::Withdrawn;
+        request.at = Stage::Withdrawn;
         out.queue(&json!({"type": "control_cancel_request", "request_id": id}))
     }
 }

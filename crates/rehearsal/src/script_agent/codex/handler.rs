@@ -173,7 +173,7 @@ impl Agent {
         self.is_initialized = true;
         let unwanted = wanted.capabilities.opt_out_notification_methods;
         self.codex.muted_methods = unwanted.into_iter().collect();
-        let mut said = json!({
+        let mut reply = json!({
             "codexHome": std::env::var("HOME").unwrap_or_default(),
             "platformFamily": "unix",
             "platformOs": "linux",
@@ -183,12 +183,12 @@ impl Agent {
                 Value::String(version) => version,
                 other => other.to_string(),
             };
-            said["userAgent"] = json!(format!(
+            reply["userAgent"] = json!(format!(
                 "{}/{version} (Linux; script agent) dumb ({}; {})",
                 client.name, client.name, client.version
             ));
         }
-        Ok(said)
+        Ok(reply)
     }
 
     fn handle_codex_account(&mut self, params: Value) -> Reply {

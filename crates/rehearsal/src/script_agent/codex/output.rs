@@ -55,9 +55,9 @@ impl Conversation {
         &mut self,
         out: &mut Outbox,
         moment: &EventContext<'_>,
-        said: &AgentEvent<'_>,
+        event: &AgentEvent<'_>,
     ) -> io::Result<()> {
-        match said {
+        match event {
             AgentEvent::TurnStarted => {
                 self.queue_notification(out, "thread/status/changed", json!({"threadId": moment.session, "status": {"type": "active", "activeFlags": []}}))?;
                 self.queue_notification(out, "turn/started", turn_params(moment, "inProgress"))

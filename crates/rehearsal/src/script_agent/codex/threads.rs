@@ -97,9 +97,9 @@ impl Agent {
             "status": {"type": "idle"},
             "turns": [],
         });
-        let told = json!({"thread": thread});
+        let reply = json!({"thread": thread});
         self.codex
-            .queue_notification(&mut self.out, "thread/started", told)?;
+            .queue_notification(&mut self.out, "thread/started", reply)?;
         Ok(json!({
             "thread": thread,
             "model": self.model,

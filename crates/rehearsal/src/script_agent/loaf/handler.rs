@@ -97,10 +97,10 @@ fn method_not_found(method: &str) -> RpcError {
     }
 }
 
-fn unsupported_version(asked: &str, supported: &Value) -> RpcError {
+fn unsupported_version(requested: &str, supported: &Value) -> RpcError {
     RpcError {
         code: -32602,
-        message: format!("unsupported protocol_version: {asked}"),
+        message: format!("unsupported protocol_version: {requested}"),
         data: Some(json!({"reason": "unsupported_protocol_version", "supported": supported})),
     }
 }
@@ -179,21 +179,21 @@ impl Agent {
 
     /// Handles the optional handshake. A strict client gets an error if the versions differ.
     fn handle_loaf_handshake(&mut self, params: &Params) -> Reply {
-        let asked = params.optional_text("protocol_version")?.map(str::to_owned);
+        let requested = params.optional_text("protocol_version")?.map(str::to_owned);
         let is_strict = *params.value("strict") == Value::Bool(true);
         let version = match &self.settings.claim {
             VersionClaim::Absent => None,
             VersionClaim::Value(Value::Number(major)) if *major == 1.into() => Some(json!(VERSION)),
             VersionClaim::Value(Value::Number(major)) => Some(json!(format!("{major}.0.0"))),
             VersionClaim::Value(version) => Some(version.clone()),
-            VersionClaim::Echo => Some(json!(asked)),
+            VersionClaim::Echo => Some(json!(requested)),
             VersionClaim::AcpV2 => Some(json!("2.0.0")),
             VersionClaim::Error => return Err(unsupported_version("any", &json!("0.0.0")).into()),
         };
-        if let (true, Some(asked), Some(version)) = (is_strict, &asked, &version)
-            && version != asked
+        if let (true, Some(requested), Some(version)) = (is_strict, &requested, &version)
+            && version != requested
         {
-            return Err(unsupported_version(asked, version).into());
+            return Err(unsupported_version(requested, version).into());
         }
         self.is_initialized = true;
         let mut result = json!({
@@ -302,7 +302,8 @@ impl Agent {
             "/model" => self.models(),
             "/tools" => json!({"tools": ToolCall::TOOLS.map(|name| json!({"name": name}))}),
             "/help" => {
-                let command = |(name, says)| json!({"name": name, "description": says});
+                let command =
+                    |(name, description)| json!({"name": name, "description": description});
                 json!({"commands": COMMANDS.map(command)})
             }
             "/quit" => {

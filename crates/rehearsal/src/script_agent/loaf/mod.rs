@@ -41,13 +41,13 @@ fn event_json(kind: &str, payload: &Value) -> Value {
 pub(super) fn queue_event(
     out: &mut Outbox,
     moment: &EventContext<'_>,
-    said: &AgentEvent<'_>,
+    event: &AgentEvent<'_>,
 ) -> io::Result<()> {
     let (session, turn) = (moment.session, moment.turn);
     let mut say = |kind: &str, payload: Value| out.queue(&event_json(kind, &payload));
     let text = |text: &str| json!({"session_id": session, "turn_id": turn, "chunk": {"thoughts": [], "answerText": text}});
     let of_turn = |data: Value| json!({"session_id": session, "turn_id": turn, "data": data});
-    match said {
+    match event {
         AgentEvent::TurnStarted => say("session.status", working_status(session, turn)),
         AgentEvent::Text(delta) => say("session.stream.chunk", text(delta)),
         AgentEvent::Thought(thought) => say(

@@ -99,12 +99,12 @@ impl Agent {
                 self.prompt_queue.steering.clear();
                 return Ok(());
             }
-            let said = json!({
+            let notice = json!({
                 "session_id": self.session.id,
                 "message": {"id": 0, "kind": "user", "text": text},
             });
             self.out
-                .send(&event_json("session.message.appended", &said))?;
+                .send(&event_json("session.message.appended", &notice))?;
             match script::parse(&text) {
                 Ok(steps) => self.run_steps(&steps)?,
                 Err(sentence) => self.send_text(&sentence.to_string())?,

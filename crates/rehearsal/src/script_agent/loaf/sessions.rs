@@ -23,10 +23,10 @@ impl Agent {
         let session = self.begin_session(cwd);
         let id = session.id.clone();
         self.open_loaf_session(session, "new")?;
-        let told = json!({
+        let reply = json!({
             "reason": "session_created", "session_id": id, "snapshot": self.snapshot(),
         });
-        self.send_loaf_event("state.changed", &told)?;
+        self.send_loaf_event("state.changed", &reply)?;
         Ok(json!({"session_id": id, "state": self.session_state(&id)}))
     }
 

@@ -50,11 +50,11 @@ pub(super) fn ready(
 pub(super) fn queue_event(
     out: &mut Outbox,
     moment: &EventContext<'_>,
-    said: &AgentEvent<'_>,
+    event: &AgentEvent<'_>,
 ) -> io::Result<()> {
     let turn_id = moment.turn;
     let text = |out: &mut Outbox, delta: &str| out.queue(&Outbound::TextDelta { turn_id, delta });
-    match said {
+    match event {
         AgentEvent::TurnStarted => out.queue(&Outbound::TurnStarted { turn_id }),
         AgentEvent::Text(delta) => text(out, delta),
         // The protocol has no message for a thought, nor for a plan.

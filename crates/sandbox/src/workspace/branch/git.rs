@@ -304,8 +304,8 @@ mod tests {
     #[test]
     fn answers_are_read_and_anything_else_is_refused() {
         let id = "0123456789012345678901234567890123456789";
-        let looked = SourceHead::parse(format!("sha1 {id} dirty\n3\n-\n4\n").as_bytes(), false);
-        assert!(looked.expect("an answer").is_dirty);
+        let parsed = SourceHead::parse(format!("sha1 {id} dirty\n3\n-\n4\n").as_bytes(), false);
+        assert!(parsed.expect("an answer").is_dirty);
         let clean = format!("sha1 {id} \n");
         assert!(
             !SourceHead::parse(clean.as_bytes(), false)

@@ -293,14 +293,14 @@ impl<'a> Copier<'a> {
         if self.is_somebody_elses(meta) {
             return Err(EntryError::Unreadable);
         }
-        let room = self.bounds.bytes.saturating_sub(self.copied.bytes);
+        let remaining = self.bounds.bytes.saturating_sub(self.copied.bytes);
         let too_large = || {
             EntryError::Copy(CopyError::TooLarge {
                 limit: self.bounds.bytes,
                 at: foreign_path(path),
             })
         };
-        if meta.size > room {
+        if meta.size > remaining {
             return Err(too_large());
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -312,7 +312,7 @@ impl<'a> Copier<'a> {
             Err(Errno::EXIST) => return Ok(false),
             Err(errno) => return Err(copy_error("create", path, errno)),
         };
-        let bytes = transfer(&from, &to, meta.size, room, &mut self.buffer)
+        let bytes = transfer(&from, &to, meta.size, remaining, &mut self.buffer)
             .map_err(|error| copy_error("copy", path, error))?
             .ok_or_else(too_large)?;
         self.finish(to.as_fd(), meta.mode, meta)
@@ -349,7 +349,7 @@ fn transfer(
     from: &OwnedFd,
     to: &OwnedFd,
     size: u64,
-    room: u64,
+    remaining: u64,
     buffer: &mut [u8],
 ) -> io::Result<Option<u64>> {
     let mut total = 0_u64;
@@ -364,7 +364,7 @@ fn transfer(
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
-            if total > room {
+            if total > remaining {
                 return Ok(None);
             }
         }
@@ -377,7 +377,7 @@ fn transfer(
             Err(errno) => return Err(errno.into()),
         };
         total += bytes as u64;
-        if total > room {
+        if total > remaining {
             return Ok(None);
         }
         let mut rest = &buffer[..bytes];

@@ -54,13 +54,13 @@ pub enum ApplyError {
         "the apply can neither be completed nor rolled back, because the workspace was changed \
          meanwhile at {}; the files that were there are in {}: move them back by hand, and remove \
          that directory",
-        .paths.iter().map(|path| path.escape_for_display(200)).collect::<Vec<_>>().join(", "), .kept.escape_for_display(300)
+        .paths.iter().map(|path| path.escape_for_display(200)).collect::<Vec<_>>().join(", "), .note.escape_for_display(300)
     )]
     Stuck {
         /// The paths that were changed meanwhile.
         paths: Vec<UntrustedText>,
         /// The directory with the other versions.
-        kept: UntrustedText,
+        note: UntrustedText,
     },
 }
 
@@ -315,7 +315,7 @@ fn carry_out(
     if let Err((path, error)) = ahead() {
         roll_back(target, &dir, &steps)?;
         write_intent(overlay, &Intent::new(Phase::Untouched, Vec::new()))?;
-        let kept = cleanup::clean_up(
+        let note = cleanup::clean_up(
             overlay,
             target,
             CleanupList::Created,
@@ -323,7 +323,7 @@ fn carry_out(
         )?;
         overlay.remove_sidecar("intent")?;
         cleanup::remove_lists(overlay)?;
-        let why = kept.map_or(error.to_string(), |kept| format!("{error}; {kept}"));
+        let why = note.map_or(error.to_string(), |note| format!("{error}; {note}"));
         let path = UntrustedText::new(path);
         return Err(ApplyError::Undone { path, why });
     }
@@ -372,10 +372,10 @@ fn finish(
         }
     }
     overlay.save_record_durably(&record)?;
-    let kept = cleanup::clean_up(overlay, target, CleanupList::Removed, &places)?;
+    let note = cleanup::clean_up(overlay, target, CleanupList::Removed, &places)?;
     overlay.remove_sidecar("intent")?;
     cleanup::remove_lists(overlay)?;
-    Ok(kept)
+    Ok(note)
 }
 
 /// A rename is durable once its directory is synced. A failure here no longer changes the outcome.
@@ -530,10 +530,10 @@ fn roll_back(target: &ApplyTarget, dir: &OwnedFd, steps: &[ApplyStep]) -> Result
     if stuck.is_empty() {
         return Ok(());
     }
-    let kept = target.root.path().join(&target.staging_name);
+    let note = target.root.path().join(&target.staging_name);
     Err(ApplyError::Stuck {
         paths: stuck,
-        kept: UntrustedText::new(kept.to_string_lossy()),
+        note: UntrustedText::new(note.to_string_lossy()),
     })
 }
 
@@ -574,25 +574,25 @@ fn recover_within(overlay: &Overlay, wait: Duration) -> Result<Option<String>, A
             &intent.steps,
         )));
     }
-    let (kept, what) = match phase {
+    let (note, what) = match phase {
         Phase::Untouched => {
-            let kept = cleanup::clean_up(overlay, &target, CleanupList::Created, &BTreeMap::new())?;
+            let note = cleanup::clean_up(overlay, &target, CleanupList::Created, &BTreeMap::new())?;
             overlay.remove_sidecar("intent")?;
             cleanup::remove_lists(overlay)?;
-            (kept, "had changed nothing and was discarded")
+            (note, "had changed nothing and was discarded")
         }
         Phase::Decided => {
-            let kept = carry_out(overlay, &target, intent.steps)?;
-            (kept, "was completed")
+            let note = carry_out(overlay, &target, intent.steps)?;
+            (note, "was completed")
         }
         Phase::Done => {
-            let kept = finish(overlay, &target, intent)?;
-            (kept, "was completed")
+            let note = finish(overlay, &target, intent)?;
+            (note, "was completed")
         }
     };
-    let kept = kept.map_or(String::new(), |kept| format!("; {kept}"));
+    let note = note.map_or(String::new(), |note| format!("; {note}"));
     Ok(Some(format!(
-        "an interrupted apply of the session {session} {what}{kept}"
+        "an interrupted apply of the session {session} {what}{note}"
     )))
 }
 

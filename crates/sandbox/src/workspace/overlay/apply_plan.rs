@@ -159,7 +159,7 @@ pub fn plan_apply(
         lower: &lower,
         record: &record,
         policy: judge,
-        room: if texts { limits::OVERLAY_TEXT_BYTES } else { 0 },
+        text_budget: if texts { limits::OVERLAY_TEXT_BYTES } else { 0 },
         replaced: None,
         plan: ApplyPlan::default(),
     };
@@ -210,7 +210,7 @@ pub(super) struct Planner<'l> {
     record: &'l OverlayRecord,
     pub(super) policy: &'l PolicyCheck<'l>,
     /// Bytes of texts that may still be stored.
-    room: usize,
+    text_budget: usize,
     replaced: Option<ReplacedDirectory>,
     pub(super) plan: ApplyPlan,
 }
@@ -601,7 +601,7 @@ impl Planner<'_> {
             Some(before) if before & 0o777 == mode & 0o777 => mode & 0o777,
             _ => safe_mode(mode, 0o600),
         };
-        let most = self.room.min(limits::OVERLAY_SHOWN_BYTES) as u64;
+        let most = self.text_budget.min(limits::OVERLAY_SHOWN_BYTES) as u64;
         let (sha256, texts) = if most > 0 && size <= most {
             let mut after = Vec::new();
             content.read_to_end(&mut after)?;
@@ -612,7 +612,7 @@ impl Planner<'_> {
             };
             let sha256 = bases::digest(&mut &after[..])?;
             let stored = after.len() + then.as_ref().map_or(0, Vec::len);
-            self.room = self.room.saturating_sub(stored);
+            self.text_budget = self.text_budget.saturating_sub(stored);
             (sha256, then.map(|then| (then, after)))
         } else {
             (bases::digest(content)?, None)

@@ -94,7 +94,7 @@ impl OverlayRecord {
     /// The system error for the directories themselves.
     pub fn note_bases(&mut self, upper: &Root, lower: &Root) -> io::Result<bool> {
         let mut noted = false;
-        let mut room = ReadBudget {
+        let mut budget = ReadBudget {
             bytes: limits::OVERLAY_BYTES,
             until: Some(Instant::now() + limits::WALK_TIME),
         };
@@ -117,7 +117,7 @@ impl OverlayRecord {
                 covered = Some(entry.path.to_vec());
             }
             if !self.bases.contains_key(path) {
-                let base = self.read_initial_base(lower, path, &mut room)?;
+                let base = self.read_initial_base(lower, path, &mut budget)?;
                 self.bases.insert(path.to_owned(), base);
                 noted = true;
             }
@@ -131,9 +131,9 @@ impl OverlayRecord {
         &self,
         lower: &Root,
         path: &str,
-        room: &mut ReadBudget,
+        budget: &mut ReadBudget,
     ) -> io::Result<Base> {
-        let seen = read_state_within(lower, path, room)?;
+        let seen = read_state_within(lower, path, budget)?;
         Ok(if seen.newest >= self.began {
             Base::Changed
         } else {
@@ -222,14 +222,14 @@ struct ReadBudget {
 /// # Errors
 /// The system error.
 pub fn read_state(root: &Root, path: &str) -> io::Result<CurrentState> {
-    let mut room = ReadBudget {
+    let mut budget = ReadBudget {
         bytes: limits::OVERLAY_BYTES,
         until: None,
     };
-    read_state_within(root, path, &mut room)
+    read_state_within(root, path, &mut budget)
 }
 
-fn read_state_within(root: &Root, path: &str, room: &mut ReadBudget) -> io::Result<CurrentState> {
+fn read_state_within(root: &Root, path: &str, budget: &mut ReadBudget) -> io::Result<CurrentState> {
     // If a directory's own change time differs from that of its entries, it was moved or its
     // permissions changed: its content may have been elsewhere, however old it is.
     let mut moved = (i64::MIN, 0);
@@ -251,12 +251,12 @@ fn read_state_within(root: &Root, path: &str, room: &mut ReadBudget) -> io::Resu
     };
     let meta = meta_of(&handle)?;
     let mut newest = meta.ctime.max(moved);
-    let is_late = room.until.is_some_and(|until| Instant::now() > until);
+    let is_late = budget.until.is_some_and(|until| Instant::now() > until);
     let base = match meta.kind {
         Kind::File | Kind::Dir if is_late => Base::Other,
-        Kind::File if meta.size > room.bytes => Base::Other,
+        Kind::File if meta.size > budget.bytes => Base::Other,
         Kind::File => {
-            room.bytes -= meta.size;
+            budget.bytes -= meta.size;
             let (sha256, after) = digest_of(&handle, meta.size)?;
             newest = newest.max(after);
             Base::File {
@@ -272,14 +272,14 @@ fn read_state_within(root: &Root, path: &str, room: &mut ReadBudget) -> io::Resu
                 sum: Sha256::new(),
                 newest,
                 entries: limits::OVERLAY_ENTRIES,
-                bytes: room.bytes,
+                bytes: budget.bytes,
                 paths: limits::OVERLAY_PATHS_BYTES,
                 on_path: &mut |_| (),
                 contents: true,
             };
             let whole = tree.dir(&handle, "", 0)?;
             newest = tree.newest;
-            room.bytes = tree.bytes;
+            budget.bytes = tree.bytes;
             if whole {
                 Base::Tree {
                     sha256: hex::encode(tree.sum.finalize()),

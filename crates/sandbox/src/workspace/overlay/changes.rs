@@ -40,7 +40,7 @@ fn compare(upper: &Root, lower: &Root, before: &Manifest) -> io::Result<Changes>
     // Opaque directories, and the workspace's paths that they hide.
     let mut hidden: Vec<(Vec<u8>, Vec<String>)> = Vec::new();
     let mut cut = false;
-    let mut room = limits::OVERLAY_PATHS_BYTES;
+    let mut remaining = limits::OVERLAY_PATHS_BYTES;
     let walked = upper_walk::walk(upper, WalkDetail::Names, &mut |it| {
         let text = std::str::from_utf8(it.path).ok();
         let below = match text {
@@ -52,9 +52,9 @@ fn compare(upper: &Root, lower: &Root, before: &Manifest) -> io::Result<Changes>
             let bytes = |paths: &Vec<String>| paths.iter().map(String::len).sum();
             let rest = paths
                 .as_ref()
-                .and_then(|paths| room.checked_sub(bytes(paths)));
+                .and_then(|paths| remaining.checked_sub(bytes(paths)));
             if let (Some(paths), Some(rest)) = (paths, rest) {
-                room = rest;
+                remaining = rest;
                 hidden.push((path.to_vec(), paths));
             } else {
                 cut = true;

@@ -231,12 +231,12 @@ impl Removal<'_> {
             let Some(thing) = self.listing.entries.get(&path) else {
                 continue;
             };
-            let gone = if thing.is_dir {
+            let removed = if thing.is_dir {
                 self.remove_directory(dir, &name, &path, thing)?
             } else {
                 self.remove_leaf(dir, &name, !at.is_empty(), thing)?
             };
-            if !gone {
+            if !removed {
                 self.note_remaining(path);
             }
         }
@@ -335,13 +335,13 @@ mod tests {
 
     fn remove(root: &Root, listing: &Listing) -> Vec<String> {
         let dir = open_dir_at(root, c".").unwrap();
-        let kept = listing.remove(&dir).unwrap();
-        let kept = kept
+        let entries = listing.remove(&dir).unwrap();
+        let entries = entries
             .into_iter()
             .map(|path| String::from_utf8(path).unwrap());
-        let mut kept: Vec<String> = kept.collect();
-        kept.sort_unstable();
-        kept
+        let mut entries: Vec<String> = entries.collect();
+        entries.sort_unstable();
+        entries
     }
 
     #[test]
