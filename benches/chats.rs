@@ -77,7 +77,7 @@ impl Daemon {
         );
         let config = dir.join("supervisor.toml");
         fs::write(&config, text)?;
-        let said = dir.join("stderr.log");
+        let reported = dir.join("stderr.log");
         let child = Command::new(env!("CARGO_BIN_EXE_marshal"))
             .arg("--config")
             .arg(&config)
@@ -85,7 +85,7 @@ impl Daemon {
             .current_dir(dir)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(fs::File::create(&said)?)
+            .stderr(fs::File::create(&reported)?)
             .spawn()?;
         let mut daemon = Self {
             child,
@@ -95,10 +95,10 @@ impl Daemon {
         let began = Instant::now();
         while daemon.token.is_empty() {
             if began.elapsed() > PATIENCE {
-                return Err(fs::read_to_string(&said)?.into());
+                return Err(fs::read_to_string(&reported)?.into());
             }
             sleep(Duration::from_millis(20)).await;
-            let text = fs::read_to_string(&said)?;
+            let text = fs::read_to_string(&reported)?;
             let Some((_, rest)) = text.split_once("http://") else {
                 continue;
             };
@@ -198,19 +198,19 @@ async fn read_turn(mut stream: TcpStream) -> Result<u64, Failure> {
     const END: &[u8] = b"event: done";
     let mut bytes = 0;
     let mut piece = vec![0; 8 << 10];
-    let mut kept = 0;
+    let mut stored = 0;
     loop {
-        let count = stream.read(&mut piece[kept..]).await?;
+        let count = stream.read(&mut piece[stored..]).await?;
         if count == 0 {
             return Err("a stream ended before the turn".into());
         }
         bytes += count as u64;
-        let all = kept + count;
+        let all = stored + count;
         if piece[..all].windows(END.len()).any(|of| of == END) {
             return Ok(bytes);
         }
-        kept = all.min(END.len());
-        piece.copy_within(all - kept..all, 0);
+        stored = all.min(END.len());
+        piece.copy_within(all - stored..all, 0);
     }
 }
 
@@ -256,8 +256,10 @@ async fn turn(daemon: &Arc<Daemon>, line: &Line, subscribers: usize) -> Result<V
     let ticks = daemon.ticks()?;
     let piece = format!("flood {}\nsleep {}ms\n", line.lines, line.pause_ms);
     let content = json!({"content": piece.repeat(line.bursts)});
-    let said = daemon.ask("POST", &chat, &content).await?;
-    let ended = daemon.wait_for_turn_end(&chat, &said["turn_id"]).await?;
+    let reported = daemon.ask("POST", &chat, &content).await?;
+    let ended = daemon
+        .wait_for_turn_end(&chat, &reported["turn_id"])
+        .await?;
     let over = Instant::now();
     let mut bytes = 0;
     while let Some(read) = timeout(PATIENCE, readers.join_next()).await? {

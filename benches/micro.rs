@@ -140,11 +140,11 @@ fn commit_events(bencher: Bencher, batch: u64) {
             session: session.clone(),
             events: Arc::new(events),
         });
-        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let (sender, reported) = std::sync::mpsc::sync_channel(1);
         let commit = Commit::new(std::mem::take(&mut writes)).with_callback(move |fate| {
-            drop(tell.send(fate));
+            drop(sender.send(fate));
         });
         journal.submit(commit).unwrap();
-        told.recv().unwrap()
+        reported.recv().unwrap()
     });
 }

@@ -88,9 +88,9 @@ async fn flow(load: &Load, manner: &Manner) -> Result<Figures, Failure> {
         if report.outcome != TaskOutcome::Done {
             return Err(format!("a task ended {:?}: {:?}", report.outcome, report.detail).into());
         }
-        if let Load::Ask { asks, .. } = load {
-            if u64::from(report.allowed) != *asks {
-                return Err(format!("{} of {asks} asks were allowed", report.allowed).into());
+        if let Load::Ask { asks: requests, .. } = load {
+            if u64::from(report.allowed) != *requests {
+                return Err(format!("{} of {requests} asks were allowed", report.allowed).into());
             }
             latency.add_report(report.answer.raw())?;
         }
@@ -228,9 +228,9 @@ fn syncs(dir: &Path) -> Result<Latency, Failure> {
     Ok(latency)
 }
 
-fn note_heard(figures: &mut Figures, heard: &[SubscriberCounts]) {
-    let delivered: u64 = heard.iter().map(|heard| heard.events).sum();
-    let missed: u64 = heard.iter().map(|heard| heard.missed).sum();
+fn note_heard(figures: &mut Figures, received: &[SubscriberCounts]) {
+    let delivered: u64 = received.iter().map(|received| received.events).sum();
+    let missed: u64 = received.iter().map(|received| received.missed).sum();
     figures.note("delivered_events", delivered as f64);
     figures.note("missed_notices", missed as f64);
 }

@@ -215,26 +215,26 @@ impl House {
         self.fleet.stop(Stop::Now).await;
         self.upkeep.abort();
         drop(self.fleet);
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         for subscriber in self.subscribers {
-            heard.push(tokio::time::timeout(PATIENCE, subscriber).await??);
+            received.push(tokio::time::timeout(PATIENCE, subscriber).await??);
         }
         let journal = self.journal;
         tokio::task::spawn_blocking(move || journal.close(PATIENCE)).await??;
         self.dir.close()?;
-        Ok(heard)
+        Ok(received)
     }
 }
 
 /// Receives and inspects every notice, until the fleet has ended.
 async fn listen(mut notices: broadcast::Receiver<FleetEvent>) -> SubscriberCounts {
-    let mut heard = SubscriberCounts::default();
+    let mut received = SubscriberCounts::default();
     loop {
         match notices.recv().await {
-            Ok(FleetEvent::SessionEvents { events, .. }) => heard.events += events.len() as u64,
+            Ok(FleetEvent::SessionEvents { events, .. }) => received.events += events.len() as u64,
             Ok(_) => {}
-            Err(broadcast::error::RecvError::Lagged(missed)) => heard.missed += missed,
-            Err(broadcast::error::RecvError::Closed) => return heard,
+            Err(broadcast::error::RecvError::Lagged(missed)) => received.missed += missed,
+            Err(broadcast::error::RecvError::Closed) => return received,
         }
     }
 }

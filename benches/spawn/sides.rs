@@ -76,7 +76,7 @@ impl House {
                 identity: None,
             })
         };
-        let walls: ShimPlan = sandbox::plan(&SandboxRequest {
+        let sandbox_spec: ShimPlan = sandbox::plan(&SandboxRequest {
             network: Network::None,
             home: Some(tree("home")?),
             workspace: Some(tree("workspace")?),
@@ -90,7 +90,7 @@ impl House {
                 env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
                 cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
                 limits,
-                sandbox: SandboxSpec::Shim(Box::new(walls)),
+                sandbox: SandboxSpec::Shim(Box::new(sandbox_spec)),
                 preamble: Vec::new(),
             },
             marshal: marshal.to_owned(),

@@ -170,7 +170,7 @@ impl Bench {
             access,
             identity: None,
         };
-        let asked = Instant::now();
+        let requested = Instant::now();
         let lower = Root::open_resolved(&self.project())?;
         let meta = fs::metadata(self.project())?;
         let whole = tree(self.project(), (meta.uid(), meta.gid()), MountAccess::Rw);
@@ -181,8 +181,8 @@ impl Bench {
             }
             Way::Overlay => {
                 let root = self.state.overlays();
-                let held = Overlay::prepare(root, &session, &lower, "bench", owned)?;
-                (whole, Some(held))
+                let guard = Overlay::prepare(root, &session, &lower, "bench", owned)?;
+                (whole, Some(guard))
             }
             Way::Copy => {
                 let (all, bounds) = (Listing::Everything, copy::CopyBounds::default());
@@ -191,15 +191,15 @@ impl Bench {
                 (tree(path, owner, MountAccess::Rw), None)
             }
         };
-        let made = asked.elapsed();
+        let made = requested.elapsed();
         let layer = match &over {
-            Some(held) => {
-                let owner = held.owner()?;
-                Some((held.path().to_owned(), (owner.uid, owner.gid)))
+            Some(guard) => {
+                let owner = guard.owner()?;
+                Some((guard.path().to_owned(), (owner.uid, owner.gid)))
             }
             None => None,
         };
-        let walls = sandbox::plan(&SandboxRequest {
+        let sandbox_spec = sandbox::plan(&SandboxRequest {
             network: Network::None,
             home: Some(tree(self.dir.path().join("home"), owner, MountAccess::Rw)),
             workspace: Some(workspace),
@@ -212,17 +212,17 @@ impl Bench {
             env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
             cwd: sandbox::WORKSPACE_INSIDE.to_owned(),
             limits: sandbox::limits_of(&self.profile),
-            sandbox: SandboxSpec::Shim(Box::new(walls)),
+            sandbox: SandboxSpec::Shim(Box::new(sandbox_spec)),
             preamble: Vec::new(),
         };
         let finished = run_to_end(&self.spawner, plan, START, 1 << 10).await?;
-        let used = asked.elapsed();
+        let used = requested.elapsed();
         if finished.stdout != b"text\n" {
-            let said = String::from_utf8_lossy(&finished.stderr).into_owned();
-            return Err(format!("it could not be used: {said}").into());
+            let output = String::from_utf8_lossy(&finished.stderr).into_owned();
+            return Err(format!("it could not be used: {output}").into());
         }
         match (way, over) {
-            (Way::Overlay, Some(held)) => held.discard()?,
+            (Way::Overlay, Some(guard)) => guard.discard()?,
             (Way::Copy, _) => {
                 fs::remove_dir_all(self.state.copies().path().join(session.as_str()))?;
             }

@@ -50,28 +50,32 @@ fn sdk(drill: &Drill, steps: &Value) -> Vec<Value> {
         .env("HOME", drill.path(""))
         .output()
         .expect("python starts");
-    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
-    let all = format!("{said}\n{}", String::from_utf8_lossy(&ran.stderr));
+    let printed = String::from_utf8_lossy(&ran.stdout).into_owned();
+    let all = format!("{printed}\n{}", String::from_utf8_lossy(&ran.stderr));
     assert!(ran.status.success(), "{all}");
-    let came: Vec<Value> = said
+    let received: Vec<Value> = printed
         .lines()
         .map(|line| serde_json::from_str(line).expect("a line of JSON"))
         .collect();
-    assert_eq!(came.len(), steps.as_array().expect("steps").len(), "{all}");
-    came
+    assert_eq!(
+        received.len(),
+        steps.as_array().expect("steps").len(),
+        "{all}"
+    );
+    received
 }
 
-fn message_contains(came: &Value, part: &str) -> bool {
-    came["said"]
+fn message_contains(received: &Value, part: &str) -> bool {
+    received["said"]
         .as_str()
-        .is_some_and(|said| said.contains(part))
+        .is_some_and(|reported| reported.contains(part))
 }
 
 #[test]
 fn the_client_of_the_python_sdk_prompts_is_asked_cancels_and_loads() {
     for dialect in editors::DIALECTS {
         let drill = editors::drill(dialect);
-        let came = sdk(
+        let received = sdk(
             &drill,
             &json!([
                 ["new"],
@@ -87,18 +91,18 @@ fn the_client_of_the_python_sdk_prompts_is_asked_cancels_and_loads() {
                 ["prompt", "say after"],
             ]),
         );
-        assert_eq!(came[0]["version"], 1);
-        let session = came[0]["session"].as_str().expect("a session");
-        assert_eq!(came[1]["stop"], "end_turn", "{came:?}");
-        assert!(message_contains(&came[1], "hello"), "{came:?}");
-        assert_eq!(came[1]["asked"].as_array().map(Vec::len), Some(1));
-        let kinds = came[1]["kinds"].to_string();
+        assert_eq!(received[0]["version"], 1);
+        let session = received[0]["session"].as_str().expect("a session");
+        assert_eq!(received[1]["stop"], "end_turn", "{received:?}");
+        assert!(message_contains(&received[1], "hello"), "{received:?}");
+        assert_eq!(received[1]["asked"].as_array().map(Vec::len), Some(1));
+        let kinds = received[1]["kinds"].to_string();
         assert!(kinds.contains("tool_call_update"), "{kinds}");
-        assert_eq!(came[3]["stop"], "end_turn");
-        assert_eq!(came[3]["asked"].as_array().map(Vec::len), Some(1));
-        assert_eq!(came[4]["stop"], "cancelled", "{came:?}");
-        assert_eq!(came[6]["stop"], "cancelled", "{came:?}");
-        assert!(message_contains(&came[7], "after"), "{came:?}");
+        assert_eq!(received[3]["stop"], "end_turn");
+        assert_eq!(received[3]["asked"].as_array().map(Vec::len), Some(1));
+        assert_eq!(received[4]["stop"], "cancelled", "{received:?}");
+        assert_eq!(received[6]["stop"], "cancelled", "{received:?}");
+        assert!(message_contains(&received[7], "after"), "{received:?}");
         let copy = drill.state().join("copies").join(session);
         let written = std::fs::read_to_string(copy.join("a.txt"));
         assert_eq!(written.expect("allowed"), "one\n");
@@ -111,21 +115,21 @@ fn the_client_of_the_python_sdk_prompts_is_asked_cancels_and_loads() {
         // The process has ended; another one loads the session.
         editors::nothing_runs(&drill);
         let before = editors::text(&drill, "SELECT kind FROM events").len();
-        let came = sdk(
+        let received = sdk(
             &drill,
             &json!([["list"], ["load", session], ["prompt", "recall"], ["close"]]),
         );
-        assert_eq!(came[0]["sessions"][0], session, "{came:?}");
-        assert!(came[1]["error"].is_null(), "{came:?}");
-        let user = came[1]["user"].as_str().expect("what the user said");
+        assert_eq!(received[0]["sessions"][0], session, "{received:?}");
+        assert!(received[1]["error"].is_null(), "{received:?}");
+        let user = received[1]["user"].as_str().expect("what the user said");
         assert!(
             user.starts_with("say hello") && user.ends_with("say after"),
             "{user}"
         );
-        assert_eq!(came[2]["stop"], "end_turn");
+        assert_eq!(received[2]["stop"], "end_turn");
         assert!(
-            message_contains(&came[2], "say after"),
-            "{dialect}: {came:?}"
+            message_contains(&received[2], "say after"),
+            "{dialect}: {received:?}"
         );
         let prompts = "SELECT kind FROM events WHERE kind = 'prompt_accepted'";
         assert_eq!(editors::text(&drill, prompts).len(), 6, "{dialect}");

@@ -45,12 +45,12 @@ fn a_server_keeps_the_versions_and_without_it_nothing_is_written() {
     cluster.stop();
     let ran = drill.run(&["up"]);
     assert_eq!(ran.code, Some(3), "{}", ran.all());
-    let told = ran.all();
+    let reported = ran.all();
     assert!(
-        told.contains("the store of file versions") && told.contains("cannot be reached"),
-        "{told}"
+        reported.contains("the store of file versions") && reported.contains("cannot be reached"),
+        "{reported}"
     );
-    assert!(!told.contains("secret-of-the-store"), "{told}");
+    assert!(!reported.contains("secret-of-the-store"), "{reported}");
     fs::write(&secret, "mysql://x").expect("written");
     let ran = drill.run(&["config", "check"]);
     assert_eq!(ran.code, Some(2), "{}", ran.all());

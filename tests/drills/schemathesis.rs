@@ -50,10 +50,10 @@ fn the_document_says_what_happens() {
         .env("HOME", dir.path())
         .output()
         .expect("it starts");
-    let said = String::from_utf8_lossy(&ran.stdout);
+    let printed = String::from_utf8_lossy(&ran.stdout);
     assert!(
         ran.status.success(),
-        "{:?}\n{said}\n{}",
+        "{:?}\n{printed}\n{}",
         ran.status,
         String::from_utf8_lossy(&ran.stderr)
     );

@@ -99,9 +99,9 @@ fn a_turn_has_the_shape_of_the_protocol() {
     let request = &turn[2];
     assert_eq!(request["id"], 0);
     assert_eq!(request["params"]["sessionId"], client.session);
-    let mut asked = request["params"]["toolCall"].clone();
-    asked["sessionUpdate"] = "tool_call".into();
-    assert_eq!(&asked, call);
+    let mut requested = request["params"]["toolCall"].clone();
+    requested["sessionUpdate"] = "tool_call".into();
+    assert_eq!(&requested, call);
     let changes = updates(&turn, "tool_call_update");
     assert_eq!(
         changes[0],
@@ -168,12 +168,12 @@ fn who_chooses_by_position_or_by_id_is_hurt() {
     // The first one is for ever: the same tool is not asked about again, another one is.
     client.choose(&request, "allow_always");
     let rest = client.rest_of_turn(id);
-    let asked: Vec<&Value> = rest
+    let requested: Vec<&Value> = rest
         .iter()
         .filter(|line| line["method"] == "session/request_permission")
         .collect();
-    assert_eq!(asked.len(), 1);
-    assert_eq!(asked[0]["params"]["toolCall"]["name"], "list_dir");
+    assert_eq!(requested.len(), 1);
+    assert_eq!(requested[0]["params"]["toolCall"]["name"], "list_dir");
     let entries = ledger(&client.agent.path().join("ledger"));
     let trusted = entries
         .iter()

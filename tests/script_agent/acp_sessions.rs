@@ -19,7 +19,7 @@ fn a_loaded_session_tells_its_history_first_and_a_resumed_one_tells_nothing() {
     let mut loaded = client.again(&[]);
     let load = loaded.request("session/load", &ids);
     let history = loaded.rest_of_turn(load);
-    let told: Vec<(&str, &str)> = history[..history.len() - 1]
+    let reported: Vec<(&str, &str)> = history[..history.len() - 1]
         .iter()
         .map(|line| {
             assert_eq!(line["params"]["sessionId"], client.session);
@@ -30,13 +30,16 @@ fn a_loaded_session_tells_its_history_first_and_a_resumed_one_tells_nothing() {
             )
         })
         .collect();
-    assert_eq!(told[0], ("user_message_chunk", "say one\nwrite a b"));
-    assert_eq!(told[1], ("tool_call", ""));
+    assert_eq!(reported[0], ("user_message_chunk", "say one\nwrite a b"));
+    assert_eq!(reported[1], ("tool_call", ""));
     assert_eq!(
-        (told[2].0, told[2].1.starts_with("one\n")),
+        (reported[2].0, reported[2].1.starts_with("one\n")),
         ("agent_message_chunk", true)
     );
-    assert_eq!(told[3..], [("user_message_chunk", "say two\ncrash kill")]);
+    assert_eq!(
+        reported[3..],
+        [("user_message_chunk", "say two\ncrash kill")]
+    );
     let call = updates(&history, "tool_call")[0];
     assert_eq!(
         (&call["status"], &call["name"]),

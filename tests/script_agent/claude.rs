@@ -306,15 +306,18 @@ fn who_wants_no_pieces_gets_whole_blocks_alone() {
 fn a_denial_is_what_the_model_hears_and_the_turn_goes_on() {
     let mut host = Host::new(&[]);
     host.prompt("run touch never\nsay on");
-    let asked = host.until_asked();
-    assert_eq!(asked["request"]["tool_name"], "Bash");
-    assert_eq!(asked["request"]["decision_reason"], "so");
-    host.answer(&asked, &json!({"behavior": "deny", "message": "not here"}));
+    let requested = host.until_asked();
+    assert_eq!(requested["request"]["tool_name"], "Bash");
+    assert_eq!(requested["request"]["decision_reason"], "so");
+    host.answer(
+        &requested,
+        &json!({"behavior": "deny", "message": "not here"}),
+    );
     let rest = host.rest();
-    let told = rest.iter().find(|line| line["type"] == "user").unwrap();
-    let told = &told["message"]["content"][0];
+    let reported = rest.iter().find(|line| line["type"] == "user").unwrap();
+    let reported = &reported["message"]["content"][0];
     assert_eq!(
-        (&told["content"], &told["is_error"]),
+        (&reported["content"], &reported["is_error"]),
         (&json!("not here"), &json!(true))
     );
     assert!(streamed(&rest).contains("on\n"));
@@ -338,12 +341,12 @@ fn without_a_hook_its_own_rules_hold_and_what_reads_is_not_asked_for() {
     let reply = host.ask(&json!({"subtype": "initialize"}));
     assert_eq!(reply["response"]["hooks_applied"], false);
     let turn = host.turn("list\nrun true");
-    let asked: Vec<&Value> = turn
+    let requested: Vec<&Value> = turn
         .iter()
         .filter(|line| line["type"] == "control_request")
         .map(|line| &line["request"]["tool_name"])
         .collect();
-    assert_eq!(asked, ["Bash"]);
+    assert_eq!(requested, ["Bash"]);
     assert_eq!(blocks(&turn)[1]["name"], "LS");
 }
 
@@ -351,16 +354,16 @@ fn without_a_hook_its_own_rules_hold_and_what_reads_is_not_asked_for() {
 fn an_interrupt_withdraws_what_is_open_and_ends_the_turn() {
     let mut host = Host::new(&[]);
     host.prompt("run touch never");
-    let asked = host.until_asked();
+    let requested = host.until_asked();
     host.agent.send(&json!({"type": "control_request", "request_id": "stop", "request": {"subtype": "interrupt"}}));
     let reply = host.agent.line();
     assert_eq!(reply["response"]["request_id"], "stop");
     assert_eq!(reply["response"]["response"]["still_queued"], json!([]));
     let withdrawn = host.agent.line();
     assert_eq!(withdrawn["type"], "control_cancel_request");
-    assert_eq!(withdrawn["request_id"], asked["request_id"]);
+    assert_eq!(withdrawn["request_id"], requested["request_id"]);
     // It crossed with the answer, which is nothing to be wrong about.
-    host.allow(&asked);
+    host.allow(&requested);
     let rest = host.rest();
     assert_eq!(result(&rest)["subtype"], "error_during_execution");
     assert_eq!(rest.last().unwrap()["state"], "cancelled");
@@ -377,10 +380,10 @@ fn an_interrupt_withdraws_what_is_open_and_ends_the_turn() {
 fn it_withdraws_a_request_by_itself() {
     let mut host = Host::new(&[]);
     host.prompt("withdraw touch never\nsay on");
-    let asked = host.until_asked();
+    let requested = host.until_asked();
     let withdrawn = host.agent.line();
     assert_eq!(withdrawn["type"], "control_cancel_request");
-    assert_eq!(withdrawn["request_id"], asked["request_id"]);
+    assert_eq!(withdrawn["request_id"], requested["request_id"]);
     let rest = host.rest();
     assert!(
         streamed(&rest).ends_with("(the request was withdrawn).\n"),
@@ -436,9 +439,9 @@ fn a_session_is_gone_on_with_by_its_id_alone() {
     assert_eq!(result(&turn)["session_id"], ID);
     // Its id is taken, and another one is not known.
     let mut taken = host.agent.again(&claude(&["--session-id", ID]));
-    let (code, said) = ends(&mut taken);
+    let (code, reported) = ends(&mut taken);
     assert_eq!(code, Some(1));
-    assert!(said.contains("already in use"), "{said}");
+    assert!(reported.contains("already in use"), "{reported}");
     let other = ID.replace("01", "02");
     let mut unknown = host.agent.again(&claude(&["--resume", &other]));
     let result = unknown.line();
@@ -470,8 +473,8 @@ fn without_its_words_it_does_not_start_and_others_do_not_take_them() {
             .output()
             .unwrap();
         assert_eq!(command.status.code(), Some(2), "{missing}");
-        let said = String::from_utf8_lossy(&command.stderr);
-        assert!(said.contains(missing), "{missing}: {said}");
+        let printed = String::from_utf8_lossy(&command.stderr);
+        assert!(printed.contains(missing), "{missing}: {printed}");
     }
     for (flags, says) in [
         (&["--print"][..], "is for --dialect claude"),
@@ -481,9 +484,9 @@ fn without_its_words_it_does_not_start_and_others_do_not_take_them() {
         ),
     ] {
         let mut agent = Agent::spawn_codex(flags);
-        let (code, said) = ends(&mut agent);
+        let (code, printed) = ends(&mut agent);
         assert_eq!(code, Some(2));
-        assert!(said.contains(says), "{said}");
+        assert!(printed.contains(says), "{printed}");
     }
 }
 
@@ -492,9 +495,9 @@ fn what_a_host_does_not_say_ends_it() {
     let request = |request: &str| {
         format!(r#"{{"type":"control_request","request_id":"x","request":{request}}}"#)
     };
-    let answer = |id: &str, said: &str| {
+    let answer = |id: &str, reported: &str| {
         format!(
-            r#"{{"type":"control_response","response":{{"subtype":"success","request_id":"{id}","response":{said}}}}}"#
+            r#"{{"type":"control_response","response":{{"subtype":"success","request_id":"{id}","response":{reported}}}}}"#
         )
     };
     let user = |more: &str| {
@@ -533,22 +536,22 @@ fn what_a_host_does_not_say_ends_it() {
         host.prompt("run touch never");
         host.until_asked();
         host.agent.write(format!("{line}\n").as_bytes());
-        let (code, said) = ends(&mut host.agent);
+        let (code, reported) = ends(&mut host.agent);
         assert_eq!(code, Some(1), "{line}");
         assert!(
-            said.contains("the controller broke the protocol"),
-            "{line}: {said}"
+            reported.contains("the controller broke the protocol"),
+            "{line}: {reported}"
         );
-        assert!(said.contains(says), "{line}: {said}");
+        assert!(reported.contains(says), "{line}: {reported}");
         assert!(!host.agent.path().join("never").exists());
         let entries = ledger(&host.agent.path().join("ledger"));
         assert_eq!(entries.last().unwrap()["kind"], "malformed", "{line}");
     }
     let mut host = Host::bare(Agent::spawn_claude(&[]));
     host.prompt("say too early");
-    let (code, said) = ends(&mut host.agent);
+    let (code, reported) = ends(&mut host.agent);
     assert_eq!(code, Some(1));
-    assert!(said.contains("`initialize` comes first"), "{said}");
+    assert!(reported.contains("`initialize` comes first"), "{reported}");
 }
 
 #[test]

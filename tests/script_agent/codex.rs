@@ -303,15 +303,15 @@ fn a_turn_has_the_shape_of_the_protocol() {
 fn a_call_is_accepted_declined_or_ends_the_turn() {
     let mut client = Client::new(&["--ledger", "ledger"]);
     client.prompt("run touch never\nsay on\nrun touch never\nsay never");
-    let asked = client.until("item/commandExecution/requestApproval");
-    assert_eq!(asked["id"], 0);
-    client.decide(&asked, "decline");
+    let requested = client.until("item/commandExecution/requestApproval");
+    assert_eq!(requested["id"], 0);
+    client.decide(&requested, "decline");
     let resolved = client.until("serverRequest/resolved");
     assert_eq!(resolved["params"]["requestId"], 0);
     let item = client.until("item/completed")["params"]["item"].clone();
     assert_eq!(item["status"], "declined");
-    let asked = client.until("item/commandExecution/requestApproval");
-    client.decide(&asked, "cancel");
+    let requested = client.until("item/commandExecution/requestApproval");
+    client.decide(&requested, "cancel");
     let rest = client.rest();
     assert_eq!(
         params(&rest, "turn/completed")[0]["turn"]["status"],
@@ -320,8 +320,8 @@ fn a_call_is_accepted_declined_or_ends_the_turn() {
     assert!(!client.agent.path().join("never").exists());
     // What holds for more than once is not asked for again.
     client.prompt("run true\nrun true");
-    let asked = client.until("item/commandExecution/requestApproval");
-    client.decide(&asked, "acceptForSession");
+    let requested = client.until("item/commandExecution/requestApproval");
+    client.decide(&requested, "acceptForSession");
     let rest = client.rest();
     assert!(params(&rest, "item/commandExecution/requestApproval").is_empty());
     let entries = ledger(&client.agent.path().join("ledger"));
@@ -332,12 +332,12 @@ fn a_call_is_accepted_declined_or_ends_the_turn() {
 fn an_interrupt_withdraws_what_is_open_and_finds_nothing_else() {
     let mut client = Client::new(&[]);
     client.prompt("run touch never\nsay never");
-    let asked = client.until("item/commandExecution/requestApproval");
+    let requested = client.until("item/commandExecution/requestApproval");
     assert_eq!(client.interrupt()["result"], json!({}));
     let resolved = client.until("serverRequest/resolved");
-    assert_eq!(resolved["params"]["requestId"], asked["id"]);
+    assert_eq!(resolved["params"]["requestId"], requested["id"]);
     // It crossed with the answer, which is nothing to be wrong about.
-    client.decide(&asked, "accept");
+    client.decide(&requested, "accept");
     let rest = client.rest();
     assert_eq!(
         params(&rest, "turn/completed")[0]["turn"]["status"],
@@ -348,8 +348,8 @@ fn an_interrupt_withdraws_what_is_open_and_finds_nothing_else() {
     assert!(!client.agent.path().join("never").exists());
     // A command that runs is killed.
     client.prompt("run sleep 1000");
-    let asked = client.until("item/commandExecution/requestApproval");
-    client.decide(&asked, "accept");
+    let requested = client.until("item/commandExecution/requestApproval");
+    client.decide(&requested, "accept");
     client.until("serverRequest/resolved");
     client.interrupt();
     let rest = client.rest();
@@ -363,10 +363,10 @@ fn an_interrupt_withdraws_what_is_open_and_finds_nothing_else() {
 fn it_withdraws_a_request_by_itself() {
     let mut client = Client::new(&[]);
     client.prompt("withdraw touch never\nsay on");
-    let asked = client.until("item/commandExecution/requestApproval");
+    let requested = client.until("item/commandExecution/requestApproval");
     let resolved = client.agent.line();
     assert_eq!(resolved["method"], "serverRequest/resolved");
-    assert_eq!(resolved["params"]["requestId"], asked["id"]);
+    assert_eq!(resolved["params"]["requestId"], requested["id"]);
     let rest = client.rest();
     assert_eq!(
         last_completed_item(&rest, "commandExecution")["status"],
@@ -475,22 +475,22 @@ fn what_a_client_does_not_say_ends_it() {
         client.prompt("run touch never");
         client.until("item/commandExecution/requestApproval");
         client.agent.write(format!("{line}\n").as_bytes());
-        let (code, said) = ends(&mut client.agent);
+        let (code, reported) = ends(&mut client.agent);
         assert_eq!(code, Some(1), "{line}");
         assert!(
-            said.contains("the controller broke the protocol"),
-            "{line}: {said}"
+            reported.contains("the controller broke the protocol"),
+            "{line}: {reported}"
         );
-        assert!(said.contains(says), "{line}: {said}");
+        assert!(reported.contains(says), "{line}: {reported}");
         assert!(!client.agent.path().join("never").exists());
         let entries = ledger(&client.agent.path().join("ledger"));
         assert_eq!(entries.last().unwrap()["kind"], "malformed", "{line}");
     }
     let mut client = Client::bare(Agent::spawn_codex(&[]));
     client.request("account/read", &json!({"refreshToken": false}));
-    let (code, said) = ends(&mut client.agent);
+    let (code, reported) = ends(&mut client.agent);
     assert_eq!(code, Some(1));
-    assert!(said.contains("Not initialized"), "{said}");
+    assert!(reported.contains("Not initialized"), "{reported}");
 }
 
 #[test]

@@ -96,10 +96,10 @@ impl Agent {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = child.stderr.take().unwrap();
+        let output = child.stderr.take().unwrap();
         let stderr = thread::spawn(move || {
             let mut text = String::new();
-            BufReader::new(said).read_to_string(&mut text).ok();
+            BufReader::new(output).read_to_string(&mut text).ok();
             text
         });
         let mut stdout = BufReader::new(child.stdout.take().unwrap());

@@ -258,13 +258,13 @@ fn an_agent_that_ignores_cancels_goes_on_until_its_script_ends() {
 fn an_orphan_outlives_its_agent_in_a_session_of_its_own() {
     let mut agent = Agent::new(&[]);
     let marker = format!("orphan-{}", agent.child.id());
-    let said = text(&agent.turn(&format!("spawn-orphan {marker}")));
-    let pid: u32 = said
+    let turn_text = text(&agent.turn(&format!("spawn-orphan {marker}")));
+    let pid: u32 = turn_text
         .split(' ')
         .nth(2)
         .unwrap()
         .parse()
-        .unwrap_or_else(|_| panic!("{said}"));
+        .unwrap_or_else(|_| panic!("{turn_text}"));
     agent.hang_up();
     assert_eq!(agent.exit().code(), Some(0));
     assert!(agent.raw().is_none(), "the orphan holds stdout");
@@ -290,8 +290,8 @@ fn an_orphan_outlives_its_agent_in_a_session_of_its_own() {
 fn an_orphan_can_hold_the_agents_stdout() {
     let mut agent = Agent::new(&[]);
     let marker = format!("holding-{}", agent.child.id());
-    let said = text(&agent.turn(&format!("spawn-orphan {marker} holding")));
-    let pid: u32 = said.split(' ').nth(2).unwrap().parse().unwrap();
+    let turn_text = text(&agent.turn(&format!("spawn-orphan {marker} holding")));
+    let pid: u32 = turn_text.split(' ').nth(2).unwrap().parse().unwrap();
     let orphan = Orphan::find(pid, &marker);
     agent.hang_up();
     assert_eq!(agent.exit().code(), Some(0));

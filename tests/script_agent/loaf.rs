@@ -217,15 +217,15 @@ fn a_turn_has_the_shape_of_the_protocol_and_nobody_is_asked() {
         .iter()
         .find(|of| of["chunk"]["thoughts"] == json!(["hm"]));
     assert!(thought.is_some(), "{turn:?}");
-    let said = text(&turn);
-    assert!(said.ends_with("done\n"), "{said}");
+    let shown = text(&turn);
+    assert!(shown.ends_with("done\n"), "{shown}");
     let completed = payloads(&turn, "session.completed")[0];
-    assert_eq!(completed["answer_length"], said.len());
+    assert_eq!(completed["answer_length"], shown.len());
     let at = client.agent.path().join("sub/a.txt");
     assert_eq!(std::fs::read_to_string(at).unwrap(), "hello\n");
     // There are no words for it.
-    let said = text(&client.turn("ask 3\npending 3"));
-    assert_eq!(said.matches("no words to ask").count(), 2, "{said}");
+    let shown = text(&client.turn("ask 3\npending 3"));
+    assert_eq!(shown.matches("no words to ask").count(), 2, "{shown}");
 }
 
 #[test]

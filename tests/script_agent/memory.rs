@@ -65,9 +65,9 @@ fn an_id_that_is_unknown_or_unsafe_ends_the_start_with_one_and_says_why() {
         let mut agent = Agent::spawn(&["--resume", id]);
         assert!(agent.raw().is_none(), "{id}");
         assert_eq!(agent.exit().code(), Some(1), "{id}");
-        let said = agent.stderr();
-        assert!(said.contains("cannot be resumed"), "{said}");
-        assert!(said.contains(why), "{said}");
+        let output = agent.stderr();
+        assert!(output.contains("cannot be resumed"), "{output}");
+        assert!(output.contains(why), "{output}");
     }
 }
 
@@ -111,8 +111,8 @@ fn a_prompt_is_in_the_sessions_file_before_anything_is_done_about_it() {
     agent.prompt("write a b");
     agent.until("permission_request");
     let file = agent.session_file(&id(&ready));
-    let kept = std::fs::read_to_string(&file).unwrap();
-    let last: Value = serde_json::from_str(kept.lines().last().unwrap()).unwrap();
+    let stored = std::fs::read_to_string(&file).unwrap();
+    let last: Value = serde_json::from_str(stored.lines().last().unwrap()).unwrap();
     assert_eq!(last, json!({"kind": "prompt", "text": "write a b"}));
     let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&file), 0o600);

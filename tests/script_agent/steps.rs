@@ -221,10 +221,10 @@ fn a_failed_step_does_not_end_the_turn_and_is_summed_up() {
     assert!(agent.path().join("a").exists());
     assert_eq!(turn.last().unwrap()["stop_reason"], "end_turn");
     assert_eq!(turn.last().unwrap()["iterations"], 2);
-    let said = text(&turn);
+    let shown = text(&turn);
     assert!(
-        said.contains("1 of 2 steps failed: read_file (nowhere:"),
-        "{said}"
+        shown.contains("1 of 2 steps failed: read_file (nowhere:"),
+        "{shown}"
     );
 }
 
@@ -250,11 +250,11 @@ fn a_prompt_that_is_no_script_gets_a_clear_sentence_and_nothing_is_done() {
         ["turn_started", "text_delta", "turn_complete"]
     );
     assert_eq!(turn.last().unwrap()["stop_reason"], "end_turn");
-    let said = text(&turn);
-    assert!(said.contains("line 2 begins with `please`"), "{said}");
+    let shown = text(&turn);
+    assert!(shown.contains("line 2 begins with `please`"), "{shown}");
     assert!(
-        said.contains("read, list, search, write, run, say"),
-        "{said}"
+        shown.contains("read, list, search, write, run, say"),
+        "{shown}"
     );
     assert!(!agent.path().join("a").exists());
 }

@@ -171,9 +171,9 @@ impl Daemon {
 
     /// Sends a message and returns its turn.
     pub(crate) fn say(&self, chat: &str, content: &str) -> String {
-        let said = self.post(chat, &serde_json::json!({"content": content}));
-        assert_eq!(said.status, 202, "{said:?}");
-        said.body["turn_id"].as_str().expect("an id").to_owned()
+        let message = self.post(chat, &serde_json::json!({"content": content}));
+        assert_eq!(message.status, 202, "{message:?}");
+        message.body["turn_id"].as_str().expect("an id").to_owned()
     }
 
     /// Subscribes to a chat after an id.
@@ -225,9 +225,9 @@ impl Sse {
         let end = Instant::now() + most;
         loop {
             while let Some(block) = self.block() {
-                let told = read_block(&block);
-                if told.is_some() {
-                    return told;
+                let reported = read_block(&block);
+                if reported.is_some() {
+                    return reported;
                 }
             }
             if self.is_over || Instant::now() > end {
@@ -278,11 +278,11 @@ impl Sse {
     ) -> Vec<StreamEvent> {
         let mut all = Vec::new();
         loop {
-            let Some(told) = self.next(LONG) else {
+            let Some(reported) = self.next(LONG) else {
                 panic!("not in time, or after the end: {what}; there was {all:#?}");
             };
-            let is_it = check(&told);
-            all.push(told);
+            let is_it = check(&reported);
+            all.push(reported);
             if is_it {
                 return all;
             }
@@ -291,14 +291,16 @@ impl Sse {
 
     /// All events up to the end of that turn.
     pub(crate) fn turn(&mut self, turn: &str) -> Vec<StreamEvent> {
-        self.until("the end of a turn", |told| told.data["turn_id"] == *turn)
+        self.until("the end of a turn", |reported| {
+            reported.data["turn_id"] == *turn
+        })
     }
 
     /// All events up to the next end of a turn.
     pub(crate) fn any_turn(&mut self) -> Vec<StreamEvent> {
-        self.until("the end of a turn", |told| {
-            matches!(told.name.as_str(), "done" | "stopped")
-                || told.name == "error" && !told.data["outcome"].is_null()
+        self.until("the end of a turn", |reported| {
+            matches!(reported.name.as_str(), "done" | "stopped")
+                || reported.name == "error" && !reported.data["outcome"].is_null()
         })
     }
 }
@@ -322,15 +324,15 @@ fn read_block(block: &str) -> Option<StreamEvent> {
 
 /// The concatenated text of these events.
 pub(crate) fn text(events: &[StreamEvent]) -> String {
-    let chunks = events.iter().filter(|told| told.name == "chunk");
+    let chunks = events.iter().filter(|reported| reported.name == "chunk");
     chunks
-        .filter_map(|told| told.data["text"].as_str())
+        .filter_map(|reported| reported.data["text"].as_str())
         .collect()
 }
 
 /// Their names, without repetitions in a row.
 pub(crate) fn names(events: &[StreamEvent]) -> Vec<&str> {
-    let mut names: Vec<&str> = events.iter().map(|told| told.name.as_str()).collect();
+    let mut names: Vec<&str> = events.iter().map(|text| text.name.as_str()).collect();
     names.dedup();
     names
 }

@@ -68,11 +68,11 @@ impl Editor {
             .spawn()
             .expect("marshal starts");
         let stdout = BufReader::new(child.stdout.take().expect("stdout"));
-        let (tell, lines) = sync_channel(LINES);
+        let (sender, lines) = sync_channel(LINES);
         std::thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
                 let line = serde_json::from_str(&line).expect("a line of JSON");
-                if tell.send(line).is_err() {
+                if sender.send(line).is_err() {
                     return;
                 }
             }

@@ -132,13 +132,13 @@ pub(super) fn parse(line: &[u8]) -> Result<WireMessage<'_>, Failure> {
 fn update<'a>(tag: &[u8], line: &'a [u8]) -> Result<WireMessage<'a>, Failure> {
     Ok(match tag {
         b"agent_message_chunk" => {
-            let said: Notification<'_, Chunk<'_>> = serde_json::from_slice(line)?;
-            black_box((&said.jsonrpc, &said.params.session_id));
-            WireMessage::Text(said.params.update.content.text)
+            let message: Notification<'_, Chunk<'_>> = serde_json::from_slice(line)?;
+            black_box((&message.jsonrpc, &message.params.session_id));
+            WireMessage::Text(message.params.update.content.text)
         }
         b"tool_call" | b"tool_call_update" => {
-            let said: Notification<'_, Call<'_>> = serde_json::from_slice(line)?;
-            let call = said.params.update;
+            let message: Notification<'_, Call<'_>> = serde_json::from_slice(line)?;
+            let call = message.params.update;
             black_box((&call.tool_call_id, &call.title, &call.status));
             black_box((call.raw_input, call.raw_output));
             WireMessage::Other

@@ -54,7 +54,7 @@ impl Moment {
 async fn main() -> Result<(), Box<dyn Error>> {
     let order = std::env::args().nth(1).ok_or("an order as the argument")?;
     let order: Arc<Order> = Arc::new(serde_json::from_str(&order)?);
-    let heard = Arc::new(Received::default());
+    let received = Arc::new(Received::default());
     let ready = Arc::new(Barrier::new(order.children + 1));
     let go = Arc::new(Barrier::new(order.children + 1));
     let spawning = Instant::now();
@@ -64,7 +64,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let later = Duration::from_micros(order.spread_us).mul_f64(number as f64 / order.children as f64);
         ends.push(tokio::spawn(drive(
             Arc::clone(&order),
-            Arc::clone(&heard),
+            Arc::clone(&received),
             (Arc::clone(&ready), Arc::clone(&go)),
             later,
             Arc::clone(&ended),
@@ -79,11 +79,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     // The end of the last turn, not of the last child.
     let end: Moment = ended.lock().await.ok_or("no turn ended")?;
-    let reports = heard.reports.lock().unwrap_or_else(PoisonError::into_inner);
+    let reports = received.reports.lock().unwrap_or_else(PoisonError::into_inner);
     println!(
         "{}",
         serde_json::json!({
-            "events": heard.events.load(Ordering::Relaxed),
+            "events": received.events.load(Ordering::Relaxed),
             "wall_s": end.0.duration_since(began.0).as_secs_f64(),
             "cpu_s": end.1.saturating_sub(began.1).as_secs_f64(),
             "spawn_s": spawn_s,
@@ -95,25 +95,25 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 async fn drive(
     order: Arc<Order>,
-    heard: Arc<Received>,
+    received: Arc<Received>,
     (ready, go): (Arc<Barrier>, Arc<Barrier>),
     later: Duration,
     ended: Arc<Lock<Option<Moment>>>,
 ) -> Result<(), agent_client_protocol::Error> {
     let agent = AcpAgent::from_args(&order.agent)?;
-    let (told, asked) = (Arc::clone(&heard), heard);
+    let (reported, requested) = (Arc::clone(&received), received);
     Client
         .v1()
         .on_receive_notification(
             async move |notification: SessionNotification, _cx| {
-                take(&told, notification.update);
+                take(&reported, notification.update);
                 Ok(())
             },
             agent_client_protocol::on_receive_notification!(),
         )
         .on_receive_request(
             async move |request: RequestPermissionRequest, responder, _connection| {
-                asked.events.fetch_add(1, Ordering::Relaxed);
+                requested.events.fetch_add(1, Ordering::Relaxed);
                 let mut options = request.options.iter();
                 let once = options.find(|option| option.kind == PermissionOptionKind::AllowOnce);
                 responder.respond(RequestPermissionResponse::new(match once {
@@ -153,13 +153,13 @@ async fn drive(
         .await
 }
 
-fn take(heard: &Received, update: SessionUpdate) {
-    heard.events.fetch_add(1, Ordering::Relaxed);
+fn take(received: &Received, update: SessionUpdate) {
+    received.events.fetch_add(1, Ordering::Relaxed);
     if let SessionUpdate::AgentMessageChunk(chunk) = update
         && let ContentBlock::Text(text) = chunk.content
         && text.text.starts_with("asks ")
     {
-        let mut reports = heard.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reports = received.reports.lock().unwrap_or_else(PoisonError::into_inner);
         reports.push(text.text);
     }
 }

@@ -108,8 +108,8 @@ fn claude_code_works_is_refused_and_interrupted() {
     let reason = reason.expect("a reason");
     assert!(!reason.is_empty());
     let results = events(&drill, session, "tool_result");
-    let heard = |of: &Value| of["output"] == reason && of["is_error"] == true;
-    assert!(results.iter().any(heard), "{reason}: {results:?}");
+    let received = |of: &Value| of["output"] == reason && of["is_error"] == true;
+    assert!(results.iter().any(received), "{reason}: {results:?}");
 
     // What it would run unasked is asked for, because our hook says so.
     let look = result(&drill, "first", "look");
@@ -136,13 +136,13 @@ fn claude_code_works_is_refused_and_interrupted() {
     assert_no_file_with_key(&drill.state(), &model.key);
     drill.assert_dense();
 
-    let told = table::agent_row(NAME);
-    assert_eq!(told["state"], "installed", "{told}");
+    let reported = table::agent_row(NAME);
+    assert_eq!(reported["state"], "installed", "{reported}");
     let row = format!(
         "| {NAME} | {} | {}: {} | `touch`: asked, allowed | `mkdir denied`: asked, denied, no effect; the call's result is the reason | cancelled, killed, next prompt served in the same session | none inside |",
-        told["version"].as_str().unwrap_or("?"),
-        told["permission_requests"].as_str().unwrap_or("?"),
-        told["evidence"].as_str().unwrap_or("?"),
+        reported["version"].as_str().unwrap_or("?"),
+        reported["permission_requests"].as_str().unwrap_or("?"),
+        reported["evidence"].as_str().unwrap_or("?"),
     );
     table::compare(NAME, &row);
 }

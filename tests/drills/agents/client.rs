@@ -85,15 +85,15 @@ file = "writing.toml"
 /// The decisions about the client's methods, in order: method, path and decision.
 fn by_client(drill: &Drill, session: &str) -> Vec<Called> {
     let decided = events(drill, session, "permission_decided");
-    let asked = events(drill, session, "permission_requested").into_iter();
+    let requested = events(drill, session, "permission_requested").into_iter();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let of_client = asked.filter(|asked| text(&asked["tool"]).starts_with("fs/"));
-    let with_verdict = of_client.map(|asked| {
-        let of = decided.iter().find(|of| of["request"] == asked["id"]);
+    let of_client = requested.filter(|requested| text(&requested["tool"]).starts_with("fs/"));
+    let with_verdict = of_client.map(|requested| {
+        let of = decided.iter().find(|of| of["request"] == requested["id"]);
         let decision = text(&of.expect("a verdict")["decision"]);
         (
-            text(&asked["tool"]),
-            text(&asked["input"]["path"]),
+            text(&requested["tool"]),
+            text(&requested["input"]["path"]),
             decision,
         )
     });

@@ -102,7 +102,7 @@ fn patch(lines: &str) -> String {
 /// What goes to the model, as it goes: bytes are passed on both ways, and those of requests kept.
 struct Ear {
     address: String,
-    heard: Arc<Mutex<Vec<u8>>>,
+    received: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Ear {
@@ -110,8 +110,8 @@ impl Ear {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let upstream = model.address.replace("http://", "");
-        let heard = Arc::<Mutex<Vec<u8>>>::default();
-        let ears = Arc::clone(&heard);
+        let received = Arc::<Mutex<Vec<u8>>>::default();
+        let ears = Arc::clone(&received);
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
                 let Ok(far) = TcpStream::connect(&upstream) else {
@@ -128,14 +128,14 @@ impl Ear {
         });
         Self {
             address: format!("http://127.0.0.1:{port}"),
-            heard,
+            received,
         }
     }
 
     /// The requests from there on, as text.
     fn since(&self, from: usize) -> String {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        String::from_utf8_lossy(heard.get(from..).unwrap_or_default()).into_owned()
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(received.get(from..).unwrap_or_default()).into_owned()
     }
 }
 
@@ -143,8 +143,8 @@ fn pass(mut from: TcpStream, mut to: TcpStream, ears: Option<&Mutex<Vec<u8>>>) {
     let mut buffer = [0; 16 << 10];
     while let Ok(read @ 1..) = from.read(&mut buffer) {
         if let Some(ears) = ears {
-            let mut heard = ears.lock().unwrap_or_else(PoisonError::into_inner);
-            heard.extend_from_slice(&buffer[..read]);
+            let mut received = ears.lock().unwrap_or_else(PoisonError::into_inner);
+            received.extend_from_slice(&buffer[..read]);
         }
         if to.write_all(&buffer[..read]).is_err() {
             break;
@@ -214,8 +214,8 @@ fn changes_to_files_are_judged_whole_and_a_denial_is_explained_before_the_next_p
     }
     // Its answer has no place for a reason: the model hears it before the next prompt.
     let session = last["session"].as_str().expect("a session");
-    let asked = events(&drill, session, "permission_requested");
-    let tools: Vec<&Value> = asked.iter().map(|ask| &ask["tool"]).collect();
+    let requested = events(&drill, session, "permission_requested");
+    let tools: Vec<&Value> = requested.iter().map(|ask| &ask["tool"]).collect();
     let expect = [
         "fileChange",
         "fileMove",
@@ -223,16 +223,16 @@ fn changes_to_files_are_judged_whole_and_a_denial_is_explained_before_the_next_p
         "fileChange",
         "fileChanges",
     ];
-    assert_eq!(tools, expect, "{asked:?}");
+    assert_eq!(tools, expect, "{requested:?}");
     assert_eq!(
         events(&drill, session, "tool_call_unrequested").len(),
         0,
         "{all}"
     );
-    let heard = ear.since(0);
+    let received = ear.since(0);
     assert!(
-        heard.contains("these requests of yours were denied")
-            && heard.contains("/workspace/closed.txt, /workspace/open/half.txt"),
+        received.contains("these requests of yours were denied")
+            && received.contains("/workspace/closed.txt, /workspace/open/half.txt"),
         "the model was not told: {all}"
     );
     drill.assert_dense();
@@ -312,12 +312,12 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
     assert_ne!(ran.code, Some(0), "{all}");
     let says = "the agent speaks protocol version 0.165.0, this supervisor speaks version 0.166 or a later 0.x of codex app-server";
     assert!(all.contains(says), "{all}");
-    let heard = fs::read_to_string(drill.workspace().join("heard.txt")).expect("what it heard");
-    let lines: Vec<Value> = heard
+    let received = fs::read_to_string(drill.workspace().join("heard.txt")).expect("what it heard");
+    let lines: Vec<Value> = received
         .lines()
         .map(|line| serde_json::from_str(line).expect("JSON"))
         .collect();
-    assert_eq!(lines.len(), 1, "{heard}");
+    assert_eq!(lines.len(), 1, "{received}");
     assert_eq!(lines[0]["method"], "initialize");
     assert!(drill.agents().is_empty());
 }

@@ -193,8 +193,8 @@ fn the_programs_own_schema_has_what_is_used() {
             assert!(text.contains(&format!("\"{word}\"")), "{file} lacks {word}");
         }
     }
-    let asked = read(&out, "CommandExecutionRequestApprovalParams.json");
-    let members = asked["properties"].as_object().expect("members");
+    let requested = read(&out, "CommandExecutionRequestApprovalParams.json");
+    let members = requested["properties"].as_object().expect("members");
     let mut members: Vec<&str> = members.keys().map(String::as_str).collect();
     members.sort_unstable();
     assert_eq!(members, COMMAND_REQUEST_MEMBERS);

@@ -125,11 +125,11 @@ fn uses_our_tools(taker: &Taker) {
     let drill = drill(taker, &model);
     let mut running = start(&drill, &model.key, "tools", &[("one", SCRIPT)]);
     let _ = running.wait(PATIENCE);
-    let said = run_output(&drill, "tools");
+    let output = run_output(&drill, "tools");
     let result = result(&drill, "tools", "one");
     let text = fs::read_to_string(in_copy(&result, "a.txt"));
-    assert_eq!(text.ok().as_deref(), Some("one three\n"), "{said}");
-    assert!(!in_copy(&result, "secret.txt").exists(), "{said}");
+    assert_eq!(text.ok().as_deref(), Some("one three\n"), "{output}");
+    assert!(!in_copy(&result, "secret.txt").exists(), "{output}");
     let session = result["session"].as_str().expect("a session");
     in_their_order(&all(&drill, session));
     denied_with_reasons(taker, &drill, session);
@@ -141,7 +141,7 @@ fn uses_our_tools(taker: &Taker) {
 /// had heard what became of this one.
 fn in_their_order(events: &[Value]) {
     let deltas = events.iter().filter(|event| event["kind"] == "text");
-    let heard: String = deltas
+    let received: String = deltas
         .filter_map(|event| event["body"]["delta"].as_str())
         .collect();
     let mut from = 0;
@@ -174,19 +174,19 @@ fn in_their_order(events: &[Value]) {
         ),
     ] {
         // The next call of any tool of ours is this one.
-        let asked = place(events, from, tool, |kind, body| {
+        let requested = place(events, from, tool, |kind, body| {
             let name = body["tool"].as_str().unwrap_or_default();
             kind == "permission_requested" && name.starts_with("marshal/")
         });
-        let body = &events[asked]["body"];
+        let body = &events[requested]["body"];
         assert_eq!(body["tool"], tool, "{events:#?}");
-        let decided = place(events, asked, decision, |kind, of| {
+        let decided = place(events, requested, decision, |kind, of| {
             kind == "permission_decided" && of["request"] == body["id"]
         });
         assert_eq!(events[decided]["body"]["decision"], decision, "{events:#?}");
         let what = done.unwrap_or("permission_decided");
         let at = place(events, decided, what, |kind, _| kind == what);
-        let between = &events[asked + 1..=at];
+        let between = &events[requested + 1..=at];
         assert!(
             between.iter().all(|event| event["body"]["key"]
                 .as_str()
@@ -194,8 +194,8 @@ fn in_their_order(events: &[Value]) {
             "{tool}: {events:#?}"
         );
         assert!(
-            heard.contains(said),
-            "the model never heard {said:?}: {heard}"
+            received.contains(said),
+            "the model never heard {said:?}: {received}"
         );
         from = at + 1;
     }
@@ -241,8 +241,8 @@ fn asked_as_known(taker: &Taker, drill: &Drill, session: &str) {
 
 /// Compares the row of an agent with the committed one, or writes it.
 fn check(taker: &Taker) {
-    let told = table::agent_row(taker.kind.name);
-    let asks = if taker.asks {
+    let reported = table::agent_row(taker.kind.name);
+    let requests = if taker.asks {
         "asks before each call; it is let, and the call is judged when it comes"
     } else {
         "calls them at once"
@@ -253,9 +253,9 @@ fn check(taker: &Taker) {
         "the reason to the model"
     };
     let row = format!(
-        "| {} | {} | {asks} | written, changed, read; denied ones: {denied} | {} |",
+        "| {} | {} | {requests} | written, changed, read; denied ones: {denied} | {} |",
         taker.kind.name,
-        told["version"].as_str().unwrap_or("?"),
+        reported["version"].as_str().unwrap_or("?"),
         taker.needs,
     );
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/engine-tools.md");

@@ -195,17 +195,20 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
 /// Every layer was on, by what the journal says of the child.
 fn walls_stand(drill: &Drill, session: &str) {
     let started = events(drill, session, "child_started");
-    let walls: Vec<&str> = started[0]["sandbox"]
+    let sandbox_spec: Vec<&str> = started[0]["sandbox"]
         .as_array()
         .expect("sandbox")
         .iter()
         .filter_map(Value::as_str)
         .collect();
     if profile() == "strict" {
-        assert!(walls.contains(&"uid slot"), "{walls:?}");
-        assert!(walls.contains(&"landlock 6"), "{walls:?}");
+        assert!(sandbox_spec.contains(&"uid slot"), "{sandbox_spec:?}");
+        assert!(sandbox_spec.contains(&"landlock 6"), "{sandbox_spec:?}");
     }
-    assert!(walls.contains(&"seccomp default"), "{walls:?}");
+    assert!(
+        sandbox_spec.contains(&"seccomp default"),
+        "{sandbox_spec:?}"
+    );
 }
 
 /// The refusal reached the agent, in its own way.
@@ -217,11 +220,11 @@ fn refused(kind: &Kind, drill: &Drill, session: &str, all: &str) {
         }
         Refusal::Says(words) => {
             let results = events(drill, session, "tool_result");
-            let said = results
+            let reported = results
                 .iter()
                 .any(|result| result.to_string().contains(words));
-            let heard = all.contains(words);
-            assert!(said || heard, "{words}: {results:?}\n{all}");
+            let received = all.contains(words);
+            assert!(reported || received, "{words}: {results:?}\n{all}");
         }
     }
 }

@@ -8,10 +8,10 @@ use crate::drill::Drill;
 
 /// What the title of the one request of a task was.
 fn title(drill: &Drill, session: &str, number: usize) -> String {
-    let asked = events(drill, session, "permission_requested");
-    let title = asked[number]["input"]["title"].as_str();
+    let requested = events(drill, session, "permission_requested");
+    let title = requested[number]["input"]["title"].as_str();
     title
-        .unwrap_or_else(|| panic!("no title: {asked:?}"))
+        .unwrap_or_else(|| panic!("no title: {requested:?}"))
         .to_owned()
 }
 

@@ -20,32 +20,32 @@ type ReceivedRequest = (String, Option<String>);
 /// A tool server by streamable HTTP, with one tool.
 struct Server {
     address: String,
-    came: Arc<Mutex<Vec<ReceivedRequest>>>,
+    received: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
 impl Server {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = format!("http://{}", listener.local_addr().expect("an address"));
-        let came = Arc::new(Mutex::new(Vec::new()));
-        let told = Arc::clone(&came);
+        let received = Arc::new(Mutex::new(Vec::new()));
+        let reported = Arc::clone(&received);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let told = Arc::clone(&told);
-                std::thread::spawn(move || serve(&stream, &told));
+                let reported = Arc::clone(&reported);
+                std::thread::spawn(move || serve(&stream, &reported));
             }
         });
-        Self { address, came }
+        Self { address, received }
     }
 
     fn received_requests(&self) -> Vec<ReceivedRequest> {
-        let came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
-        came.clone()
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        received.clone()
     }
 }
 
 /// Answers one request.
-fn serve(stream: &TcpStream, told: &Mutex<Vec<ReceivedRequest>>) -> Option<()> {
+fn serve(stream: &TcpStream, records: &Mutex<Vec<ReceivedRequest>>) -> Option<()> {
     let mut reader = BufReader::new(stream);
     let mut head = String::new();
     reader.read_line(&mut head).ok()?;
@@ -78,8 +78,8 @@ fn serve(stream: &TcpStream, told: &Mutex<Vec<ReceivedRequest>>) -> Option<()> {
         _ => None,
     };
     if !method.is_empty() {
-        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.push((method, key));
+        let mut records = records.lock().unwrap_or_else(PoisonError::into_inner);
+        records.push((method, key));
     }
     let answer = answer
         .map(|result| json!({"jsonrpc": "2.0", "id": call["id"], "result": result}).to_string());

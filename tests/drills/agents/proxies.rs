@@ -21,10 +21,10 @@ const PROVIDER: &str = "model.invalid";
 fn proxy() -> (u16, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    let (tell, heard) = mpsc::sync_channel(256);
+    let (sender, received) = mpsc::sync_channel(256);
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let tell = tell.clone();
+            let sender = sender.clone();
             // One that says nothing holds up no other.
             std::thread::spawn(move || {
                 let mut line = String::new();
@@ -32,11 +32,11 @@ fn proxy() -> (u16, mpsc::Receiver<String>) {
                 let _ =
                     (&stream).write_all(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n");
                 // The test may be over.
-                let _ = tell.send(line);
+                let _ = sender.send(line);
             });
         }
     });
-    (port, heard)
+    (port, received)
 }
 
 /// What a preset has for a pool with a route, with the provider in the route's place.
@@ -67,7 +67,7 @@ fn uses_the_proxy_as_its_preset_says(name: &str) {
     let routed = preset["routed"].as_table().expect("a table");
     let mut set = texts(routed.get("env").and_then(|env| env.get("set")));
     let files = texts(preset.get("routed_home"));
-    let (port, heard) = proxy();
+    let (port, received) = proxy();
     for variable in ["HTTPS_PROXY", "https_proxy"] {
         set.insert(variable.to_owned(), format!("http://127.0.0.1:{port}"));
     }
@@ -110,7 +110,7 @@ home_files = {{ {} }}
     let began = Instant::now();
     let mut seen = Vec::new();
     let through = loop {
-        match heard.recv_timeout(Duration::from_millis(200)) {
+        match received.recv_timeout(Duration::from_millis(200)) {
             Ok(line) if line.contains(PROVIDER) => break true,
             Ok(line) => seen.push(line),
             Err(_) => {

@@ -304,13 +304,13 @@ fn runs_what_was_judged(kind: &Kind) {
             let of_case = |part: &Vec<String>| part.get(1).is_some_and(|tag| tag == case.id);
             parts(record).iter().any(of_case)
         };
-        let asked: Vec<&Value> = records.iter().filter(tagged).collect();
-        let [record] = asked[..] else {
+        let requested: Vec<&Value> = records.iter().filter(tagged).collect();
+        let [record] = requested[..] else {
             panic!(
                 "{} of {}: {} records\n{all}",
                 case.id,
                 kind.name,
-                asked.len()
+                requested.len()
             );
         };
         let mut seen = parts(record);

@@ -33,8 +33,8 @@ pub(crate) fn agent_row(name: &str) -> Value {
 
 /// Compares the row of an agent that passed with the committed one, or writes it.
 pub(crate) fn check(kind: &Kind) {
-    let told = agent_row(kind.name);
-    assert_eq!(told["state"], "installed", "{told}");
+    let reported = agent_row(kind.name);
+    assert_eq!(reported["state"], "installed", "{reported}");
     let touch = if kind.asks {
         "asked, allowed"
     } else {
@@ -47,9 +47,9 @@ pub(crate) fn check(kind: &Kind) {
     let row = format!(
         "| {} | {} | {}: {} | `touch`: {touch} | `{}`: asked, denied, no effect; {refusal} | cancelled, killed, next prompt served | none inside |",
         kind.name,
-        told["version"].as_str().unwrap_or("?"),
-        told["permission_requests"].as_str().unwrap_or("?"),
-        told["evidence"].as_str().unwrap_or("?"),
+        reported["version"].as_str().unwrap_or("?"),
+        reported["permission_requests"].as_str().unwrap_or("?"),
+        reported["evidence"].as_str().unwrap_or("?"),
         kind.denied,
     );
     compare(kind.name, &row);

@@ -138,14 +138,14 @@ fn follow_to_end(drill: &Drill, daemon: &Daemon, chat: &str) -> Vec<StreamEvent>
     let since = Instant::now();
     let mut all: Vec<StreamEvent> = Vec::new();
     loop {
-        let Some(told) = stream.next(Duration::from_secs(1)) else {
+        let Some(events) = stream.next(Duration::from_secs(1)) else {
             let log = drill.log("stderr.log");
             assert!(since.elapsed() < PATIENCE, "no end: {all:#?}\n{log}");
             continue;
         };
-        let is_end = matches!(told.name.as_str(), "done" | "error" | "stopped")
-            && !told.data["reason"].is_null();
-        all.push(told);
+        let is_end = matches!(events.name.as_str(), "done" | "error" | "stopped")
+            && !events.data["reason"].is_null();
+        all.push(events);
         if is_end {
             return all;
         }
@@ -156,15 +156,18 @@ fn follow_to_end(drill: &Drill, daemon: &Daemon, chat: &str) -> Vec<StreamEvent>
 fn worked(events: &[StreamEvent]) -> BTreeMap<String, String> {
     let mut worked = BTreeMap::new();
     let mut done = BTreeSet::new();
-    for told in events.iter().filter(|told| told.name == "plan_step") {
-        let text = |key: &str| told.data[key].as_str().unwrap_or_default().to_owned();
-        match told.data["status"].as_str() {
+    for reported in events
+        .iter()
+        .filter(|reported| reported.name == "plan_step")
+    {
+        let text = |key: &str| reported.data[key].as_str().unwrap_or_default().to_owned();
+        match reported.data["status"].as_str() {
             Some("running") => {
                 let before = worked.insert(text("content"), text("chat_id"));
-                assert_eq!(before, None, "{told:?}");
+                assert_eq!(before, None, "{reported:?}");
             }
-            Some("done") => assert!(done.insert(text("content")), "{told:?}"),
-            Some("blocked") => panic!("{told:?}"),
+            Some("done") => assert!(done.insert(text("content")), "{reported:?}"),
+            Some("blocked") => panic!("{reported:?}"),
             _ => {}
         }
     }

@@ -134,10 +134,10 @@ impl ApiDaemon {
 
     /// What is there, which must be there.
     pub(crate) fn see(&self, path: &str) -> Value {
-        let said = self.get(path);
-        assert_eq!(said.status, 200, "{path}: {said:?}");
-        assert_eq!(said.header("cache-control"), Some("no-store"), "{path}");
-        said.json()
+        let reported = self.get(path);
+        assert_eq!(reported.status, 200, "{path}: {reported:?}");
+        assert_eq!(reported.header("cache-control"), Some("no-store"), "{path}");
+        reported.json()
     }
 
     pub(crate) fn post(&self, path: &str, body: &str) -> Response {

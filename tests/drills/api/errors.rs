@@ -24,11 +24,14 @@ fn without_a_token_nothing_is_seen_and_an_approvers_is_for_asks_only() {
             let line = format!("{} {path}", method.to_uppercase());
             api.plain(&line, &[], "").assert_problem(401);
             api.plain(&line, &[&wrong], "").assert_problem(401);
-            let said = api.plain(&line, &[&other], "");
+            let response = api.plain(&line, &[&other], "");
             if path.starts_with("/api/v1/approvals") {
-                assert!(!matches!(said.status, 401 | 403), "{line}: {said:?}");
+                assert!(
+                    !matches!(response.status, 401 | 403),
+                    "{line}: {response:?}"
+                );
             } else {
-                said.assert_problem(403);
+                response.assert_problem(403);
             }
         }
     }

@@ -122,10 +122,10 @@ fn a_chats_messages_are_its_events_and_go_on_after_any_of_them() {
     let place = chat(&api, "say one\nsay two\nread README.md");
     let path = format!("{place}/events");
     let all = until(&mut open(&api, &path), is_done);
-    let told = api.stream(&path, None, |events| {
+    let seen_events = api.stream(&path, None, |events| {
         events.iter().any(|event| event.name == "done")
     });
-    let as_messages: Vec<Value> = told
+    let as_messages: Vec<Value> = seen_events
         .into_iter()
         .map(|event| json!({"id": event.id, "type": event.name, "data": event.data}))
         .collect();
@@ -139,12 +139,12 @@ fn a_chats_messages_are_its_events_and_go_on_after_any_of_them() {
     // What comes later comes by itself.
     let last = all.last().and_then(|event| event["id"].as_str());
     let mut socket = open(&api, &format!("{path}?after={}", last.expect("an id")));
-    let said = api.post(&place, r#"{"content": "say three"}"#);
-    assert_eq!(said.status, 202, "{said:?}");
+    let response = api.post(&place, r#"{"content": "say three"}"#);
+    assert_eq!(response.status, 202, "{response:?}");
     let more = until(&mut socket, is_done);
     assert_eq!(
         more.last().expect("one")["data"]["turn_id"],
-        said.json()["turn_id"]
+        response.json()["turn_id"]
     );
 }
 
@@ -154,8 +154,8 @@ fn a_sessions_messages_end_with_it_and_the_fleets_with_the_supervisor() {
     let mut fleet = open(&api, "/events?kind=text");
     let ran = api.drill.run(&["run", "say one"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
-    let heard = next(&mut fleet).expect("an event");
-    assert_eq!(heard["data"]["body"]["delta"], "one\n", "{heard}");
+    let received = next(&mut fleet).expect("an event");
+    assert_eq!(received["data"]["body"]["delta"], "one\n", "{received}");
     let session = api.see("/sessions")["items"][0]["session"].clone();
     let path = format!("/sessions/{}/events", session.as_str().expect("one"));
     let mut socket = open(&api, &path);
@@ -166,9 +166,12 @@ fn a_sessions_messages_end_with_it_and_the_fleets_with_the_supervisor() {
             Err(end) => break end.expect("a reason"),
         }
     };
-    let told = api.stream(&path, None, |_| false);
-    let told: Vec<String> = told.into_iter().filter_map(|event| event.id).collect();
-    assert_eq!(ids, told);
+    let seen_events = api.stream(&path, None, |_| false);
+    let seen_events: Vec<String> = seen_events
+        .into_iter()
+        .filter_map(|event| event.id)
+        .collect();
+    assert_eq!(ids, seen_events);
     assert_eq!(end.code, CloseCode::Normal, "{end:?}");
     assert_eq!(end.reason, "complete");
     let place = chat(&api, "say one");
@@ -231,12 +234,12 @@ fn who_has_no_token_or_comes_from_elsewhere_gets_none() {
     let bad = "marshal.events.v1, base64url.bearer.authorization.marshal.bm9ib2R5";
     assert_eq!(status(&[("sec-websocket-protocol", bad)]), 401);
     // It is for streams alone, and for WebSockets.
-    let said = api.plain(
+    let response = api.plain(
         "GET /api/v1/fleet",
         &[&format!("Sec-WebSocket-Protocol: {offered}")],
         "",
     );
-    said.assert_problem(401);
+    response.assert_problem(401);
 }
 
 fn encoded(bytes: &[u8]) -> String {
@@ -266,26 +269,26 @@ fn a_client_that_speaks_is_sent_away_and_its_place_comes_back() {
     assert_eq!(end.code, CloseCode::Policy, "{end:?}");
     drop(socket);
     // As many as there are places for such streams, and one more.
-    let mut held: Vec<Socket> = Vec::new();
+    let mut occupied: Vec<Socket> = Vec::new();
     let until = Instant::now() + LONG;
     let full = loop {
         match connect(&api, "/events", &[("authorization", &bearer(&api))]) {
-            Ok(socket) => held.push(socket),
+            Ok(socket) => occupied.push(socket),
             Err(answer) if answer.status().as_u16() == 429 => {
                 std::thread::sleep(Duration::from_millis(200));
             }
             // The first one's place comes back when its end was seen.
-            Err(_) if held.len() < STREAMS && Instant::now() < until => {
+            Err(_) if occupied.len() < STREAMS && Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(200));
             }
             Err(answer) => break answer.status().as_u16(),
         }
-        assert!(held.len() <= STREAMS, "no bound");
+        assert!(occupied.len() <= STREAMS, "no bound");
     };
     assert_eq!(full, 503);
-    assert_eq!(held.len(), STREAMS);
+    assert_eq!(occupied.len(), STREAMS);
     // A goodbye is answered, and a client that is only gone is found out.
-    let mut one = held.pop().expect("one");
+    let mut one = occupied.pop().expect("one");
     one.close(None).expect("sent");
     let end = loop {
         match one.read() {
@@ -296,7 +299,7 @@ fn a_client_that_speaks_is_sent_away_and_its_place_comes_back() {
     };
     let is_closed = matches!(end, tungstenite::Error::ConnectionClosed);
     assert!(is_closed, "{end}");
-    drop(held);
+    drop(occupied);
     eventually(LONG, "the places are free", || {
         connect(&api, "/events", &[("authorization", &bearer(&api))]).is_ok()
     });

@@ -24,9 +24,9 @@ fn narrow() -> ApiDaemon {
 
 /// Gives a task; gives its id.
 fn give(api: &ApiDaemon, task: &Value) -> String {
-    let said = api.post("/tasks", &task.to_string());
-    assert_eq!(said.status, 202, "{said:?}");
-    said.json()["id"].as_str().expect("an id").to_owned()
+    let response = api.post("/tasks", &task.to_string());
+    assert_eq!(response.status, 202, "{response:?}");
+    response.json()["id"].as_str().expect("an id").to_owned()
 }
 
 fn state(api: &ApiDaemon, id: &str) -> String {
@@ -44,9 +44,9 @@ fn until(api: &ApiDaemon, id: &str, word: &str) {
 
 /// What an order gave.
 fn order(api: &ApiDaemon, path: &str, body: &str, status: u16) -> Value {
-    let said = api.post(path, body);
-    assert_eq!(said.status, status, "{path}: {said:?}");
-    said.json()
+    let response = api.post(path, body);
+    assert_eq!(response.status, status, "{path}: {response:?}");
+    response.json()
 }
 
 #[test]
@@ -60,8 +60,8 @@ fn a_task_is_taken_in_worked_and_watched() {
         task["session"].as_str().expect("one")
     );
     let events = api.stream(&path, None, |_| false);
-    let said = events.iter().find(|event| event.name == "text");
-    assert_eq!(said.expect("a text").data["body"]["delta"], "hello\n");
+    let turn_text = events.iter().find(|event| event.name == "text");
+    assert_eq!(turn_text.expect("a text").data["body"]["delta"], "hello\n");
     let late = api.post(&format!("/tasks/{id}/cancel"), "");
     late.assert_problem(409);
     for (task, status) in [
@@ -95,12 +95,13 @@ fn the_same_key_takes_a_task_in_once_also_after_a_kill() {
         let sent: Vec<_> = (0..8)
             .map(|_| scope.spawn(|| send(&api, "k-1", &body)))
             .collect();
-        let said = sent.into_iter().map(|one| one.join().expect("answered"));
-        said.map(|said| {
-            assert_eq!(said.status, 202, "{said:?}");
-            said.json()
-        })
-        .collect()
+        let reported = sent.into_iter().map(|one| one.join().expect("answered"));
+        reported
+            .map(|reported| {
+                assert_eq!(reported.status, 202, "{reported:?}");
+                reported.json()
+            })
+            .collect()
     });
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
     let other = json!({"prompt": "say twice"}).to_string();
@@ -246,9 +247,16 @@ fn turns_and_sessions_are_ended_by_their_ids_and_slots_restarted() {
     });
     api.post(&of("interrupt"), "").assert_problem(409);
     let context = json!({"command": "context", "args": ""}).to_string();
-    let said = order(&api, &of("commands"), &context, 200);
-    assert_eq!((&said["ok"], &said["cut"]), (&json!(true), &json!(false)));
-    assert!(said["text"].as_str().is_some_and(|text| !text.is_empty()));
+    let reported = order(&api, &of("commands"), &context, 200);
+    assert_eq!(
+        (&reported["ok"], &reported["cut"]),
+        (&json!(true), &json!(false))
+    );
+    assert!(
+        reported["text"]
+            .as_str()
+            .is_some_and(|text| !text.is_empty())
+    );
     for (bad, status) in [
         (json!({"command": "a b"}), 422),
         (json!({"command": "context", "args": "\u{7f}"}), 422),
@@ -360,9 +368,12 @@ fn a_task_works_in_a_registered_workspace_and_its_check_decides() {
     until(&api, &bad, "failed");
     assert!(!api.drill.path("other/made").exists(), "it was a copy");
     let lost = json!({"prompt": "x", "workspace": "lost"});
-    let said = api.post("/tasks", &lost.to_string());
-    said.assert_problem(422);
-    assert!(!said.text.contains("project"), "no path is told: {said:?}");
+    let response = api.post("/tasks", &lost.to_string());
+    response.assert_problem(422);
+    assert!(
+        !response.text.contains("project"),
+        "no path is told: {response:?}"
+    );
     // The same once under a key, whose directory is told by its name.
     let keyed = || {
         let (bearer, key) = (
@@ -385,17 +396,17 @@ fn a_chat_is_prompted_by_its_session_and_others_say_where_to_ask() {
         .post("/workspaces/main/chats", r#"{"goal": "say one"}"#)
         .json();
     let path = format!("/sessions/{}", begun["chat_id"].as_str().expect("an id"));
-    let said = api.post(&format!("{path}/prompt"), r#"{"content": "say two"}"#);
-    assert_eq!(said.status, 202, "{said:?}");
-    assert_eq!(said.json()["sequence"], 2);
+    let response = api.post(&format!("{path}/prompt"), r#"{"content": "say two"}"#);
+    assert_eq!(response.status, 202, "{response:?}");
+    assert_eq!(response.json()["sequence"], 2);
     let events = begun["events"].as_str().expect("a path").to_owned();
     let events = events.strip_prefix("/api/v1").expect("below it").to_owned();
-    let turn = said.json()["turn_id"].clone();
+    let turn = response.json()["turn_id"].clone();
     let is_end = |event: &crate::api::api_daemon::Event| {
         event.name == "done" && event.data["turn_id"] == turn
     };
-    let told = api.stream(&events, None, |events| events.iter().any(is_end));
-    assert_eq!(told.last().expect("one").data["message"], "two\n");
+    let seen_events = api.stream(&events, None, |events| events.iter().any(is_end));
+    assert_eq!(seen_events.last().expect("one").data["message"], "two\n");
     api.post(&format!("{path}/prompt"), r#"{"content": ""}"#)
         .assert_problem(422);
     let id = give(&api, &json!({"prompt": "say hello"}));

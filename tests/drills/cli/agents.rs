@@ -51,12 +51,12 @@ fn the_table_has_what_is_installed_with_its_version_and_what_installs_the_rest()
     let path = bin.display().to_string();
     let work = dir.path().join("project");
     fs::create_dir_all(&work).expect("a directory");
-    let told = marshal(&work, &path, &["agents"]);
-    assert_eq!(told.status.code(), Some(0), "{}", err(&told));
-    let told = out(&told);
+    let output = marshal(&work, &path, &["agents"]);
+    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    let output = out(&output);
     let row = |name: &str| {
-        let row = told.lines().find(|line| line.starts_with(name));
-        let row = row.unwrap_or_else(|| panic!("no {name} in {told}"));
+        let row = output.lines().find(|line| line.starts_with(name));
+        let row = row.unwrap_or_else(|| panic!("no {name} in {output}"));
         row.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     let file = fs::canonicalize(bin.join("codex-acp")).expect("real");
@@ -66,7 +66,7 @@ fn the_table_has_what_is_installed_with_its_version_and_what_installs_the_rest()
         row("gemini "),
         "gemini missing - 0.61.0 some npm install -g @google/gemini-cli"
     );
-    assert!(row("script ").starts_with("script built in"), "{told}");
+    assert!(row("script ").starts_with("script built in"), "{output}");
 
     let json = out(&marshal(&work, &path, &["--json", "agents"]));
     let agents: Vec<Value> = json

@@ -116,11 +116,11 @@ fn show_tells_one_session_whole() {
     assert_eq!(shown["session"], session);
     assert_eq!(shown["tasks"][0]["outcome"], "done");
     assert_eq!(shown["attempts"].as_array().map(Vec::len), Some(1));
-    let asks = shown["permission_requests"]
+    let request_list = shown["permission_requests"]
         .as_array()
         .into_iter()
         .flatten();
-    let decisions: Vec<_> = asks.map(|ask| ask["decision"].as_str()).collect();
+    let decisions: Vec<_> = request_list.map(|ask| ask["decision"].as_str()).collect();
     assert_eq!(decisions, [Some("allow"), Some("allow"), Some("deny")]);
     assert_eq!(shown["exit"]["class"], "stopped");
     assert_eq!(shown["tools"][2]["state"], "error");

@@ -146,13 +146,13 @@ fn variables_redirects_and_ends_of_paths_are_among_the_facts() {
 
     let ran = drill.run(&["run", "run FOO=1 cat ./README.md > out/x"]);
     assert_eq!(ran.code, Some(1), "nobody is there: {}", ran.all());
-    let kept = &lines(&drill.run(&["audit", "export"]))[0];
-    let part = &kept["facts"]["parts"][0];
-    assert_eq!(part["env"], json!(["FOO=1"]), "{kept}");
-    assert_eq!(part["redirects"], json!(["> out/x"]), "{kept}");
-    let paths = kept["facts"]["paths"].as_array().expect("paths");
+    let stored = &lines(&drill.run(&["audit", "export"]))[0];
+    let part = &stored["facts"]["parts"][0];
+    assert_eq!(part["env"], json!(["FOO=1"]), "{stored}");
+    assert_eq!(part["redirects"], json!(["> out/x"]), "{stored}");
+    let paths = stored["facts"]["paths"].as_array().expect("paths");
     let ends = |path: &Value| path["to"].as_str().is_some_and(|to| to.ends_with("/out/x"));
-    assert!(paths.iter().any(ends), "{kept}");
+    assert!(paths.iter().any(ends), "{stored}");
 }
 
 /// What is labelled in this repository is judged by the program as by its own tests.
@@ -385,14 +385,14 @@ fn rules_are_learned_from_what_people_allowed_and_allow_nothing_that_was_denied(
                 .unwrap_or_default()
                 .to_owned();
             line["claimed"] = json!({});
-            let said = match command.as_str() {
+            let shown = match command.as_str() {
                 "ninja all" => "allow",
                 "ninja test -j2" => second,
                 "cargo run" => "deny",
                 _ => return line.to_string(),
             };
             line["by"] = "human".into();
-            line["decision"] = said.into();
+            line["decision"] = shown.into();
             line.to_string()
         });
         let text: Vec<String> = lines.collect();
@@ -449,13 +449,13 @@ fn what_was_denied_in_another_spelling_is_not_allowed_by_what_is_learned() {
     let learned = |allowed: &[&str]| {
         let log = lines(&export).into_iter().map(|mut line| {
             let command = line["input"]["command"].as_str().unwrap_or_default();
-            let said = if allowed.contains(&command) {
+            let reported = if allowed.contains(&command) {
                 "allow"
             } else {
                 "deny"
             };
             line["by"] = "human".into();
-            line["decision"] = said.into();
+            line["decision"] = reported.into();
             line["claimed"] = json!({});
             line.to_string()
         });

@@ -333,13 +333,18 @@ fn every_form_says_a_text_and_calls_the_shell_in_one_piece_and_as_a_stream() {
                 assert_eq!(answer.status, 200, "{name} {stream}: {}", answer.body);
                 answer
             };
-            let said = ask("SAY: hello there");
+            let reported = ask("SAY: hello there");
             let text = if stream {
-                (form.streamed)(&said.events())
+                (form.streamed)(&reported.events())
             } else {
-                (form.text)(&said.json())
+                (form.text)(&reported.json())
             };
-            assert_eq!(text.trim(), "hello there", "{name} {stream}: {}", said.body);
+            assert_eq!(
+                text.trim(),
+                "hello there",
+                "{name} {stream}: {}",
+                reported.body
+            );
             let ran = ask("RUN: touch made.txt");
             let command = if stream {
                 (form.streamed_call)(&ran.events())
@@ -405,7 +410,7 @@ fn a_model_that_hangs_says_nothing_and_others_are_served_meanwhile() {
         let silent = server.ask(&form, &key, &body, Duration::from_millis(700));
         assert!(silent.is_none(), "{}", form.name);
         let body = (form.body)("SAY: still here", stream);
-        let said = server.ask(&form, &key, &body, PATIENCE).expect("an answer");
-        assert!(said.body.contains("still here"), "{}", form.name);
+        let reported = server.ask(&form, &key, &body, PATIENCE).expect("an answer");
+        assert!(reported.body.contains("still here"), "{}", form.name);
     }
 }

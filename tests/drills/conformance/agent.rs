@@ -139,9 +139,9 @@ pub(crate) fn version(bench: &Bench, speech: &Speech) -> CellOutcome {
     let accepted = session.map_or(0, |session| bench.events(session, "prompt_accepted").len());
     assert_eq!(accepted, 0, "{report}");
     if let Some(copy) = session.and_then(|session| bench.copy(session)) {
-        let heard = fs::read_to_string(copy.join("ledger.txt")).unwrap_or_default();
-        assert!(heard.contains("\"start\""), "it ran: {heard}");
-        assert!(!heard.contains("\"prompt\""), "{heard}");
+        let received = fs::read_to_string(copy.join("ledger.txt")).unwrap_or_default();
+        assert!(received.contains("\"start\""), "it ran: {received}");
+        assert!(!received.contains("\"prompt\""), "{received}");
     }
     comes("its slot parks", || bench.one_parked("odd"));
     CellOutcome::Yes
@@ -157,8 +157,8 @@ pub(crate) fn prompt(bench: &Bench, _: &Speech) -> CellOutcome {
     let ended = talk.events("turn_ended");
     assert_eq!(ended.len(), 1, "{ended:?}");
     // An agent that could not read it as a script says so.
-    let said = talk.completed_turn_text("say again");
-    assert!(said.contains("again"), "{said}");
+    let shown = talk.completed_turn_text("say again");
+    assert!(shown.contains("again"), "{shown}");
     talk.close();
     CellOutcome::Yes
 }
@@ -168,8 +168,8 @@ pub(crate) fn stream(bench: &Bench, _: &Speech) -> CellOutcome {
     talk.until_said("first words");
     assert_eq!(talk.events("turn_ended").len(), 0, "its turn runs");
     talk.interrupt();
-    let told = talk.stream.turn(&turn);
-    assert_eq!(outcome(&told), "cancelled", "{told:#?}");
+    let seen_events = talk.stream.turn(&turn);
+    assert_eq!(outcome(&seen_events), "cancelled", "{seen_events:#?}");
     talk.close();
     CellOutcome::Yes
 }
@@ -197,9 +197,9 @@ pub(crate) fn tools(bench: &Bench, _: &Speech) -> CellOutcome {
 /// A table of the configuration in which the policy is to be asked, or every call is to be asked for.
 fn cannot_ask(speech: &Speech) -> &'static str {
     for key in ["permission_requests = \"all\"", "guard = \"policy\""] {
-        let said = Bench::refused(&speech.pool("strict", 1, &[], key));
-        assert!(said.contains("ask"), "{key}: {said}");
-        assert!(said.contains("pool.strict"), "{key}: {said}");
+        let reported = Bench::refused(&speech.pool("strict", 1, &[], key));
+        assert!(reported.contains("ask"), "{key}: {reported}");
+        assert!(reported.contains("pool.strict"), "{key}: {reported}");
     }
     "It has no words to ask for permission: `permission_requests = \"all\"` and `guard = \"policy\"` are refused, the walls are the guard, and calls that are told are judged afterwards."
 }
@@ -221,12 +221,12 @@ pub(crate) fn allow(bench: &Bench, speech: &Speech) -> CellOutcome {
         assert_eq!(talk.events("tool_call_unrequested").len(), 2);
         return CellOutcome::None(why);
     }
-    let asked = talk.events("permission_requested");
-    assert_eq!(asked.len(), 2, "{asked:?}");
+    let requested = talk.events("permission_requested");
+    assert_eq!(requested.len(), 2, "{requested:?}");
     let verdicts = talk.events("permission_decided");
     let of_write = verdicts
         .iter()
-        .filter(|verdict| verdict["request"] == asked[1]["id"]);
+        .filter(|verdict| verdict["request"] == requested[1]["id"]);
     let of_write: Vec<_> = of_write.collect();
     assert_eq!(of_write.len(), 1, "{verdicts:?}");
     assert_eq!(of_write[0]["decision"], "allow", "{verdicts:?}");
@@ -248,11 +248,11 @@ pub(crate) fn deny(bench: &Bench, speech: &Speech) -> CellOutcome {
     let verdicts = talk.events("permission_decided");
     assert_eq!(verdicts.len(), 1, "{verdicts:?}");
     assert_eq!(verdicts[0]["decision"], "deny", "{verdicts:?}");
-    let said = talk.texts();
-    assert!(said.contains("went on"), "{said}");
+    let text = talk.texts();
+    assert!(text.contains("went on"), "{text}");
     // What the agent was told it says as the output of its call.
     let outputs: Vec<_> = talk.events("tool_result");
-    let in_answer = json!(outputs).to_string().contains(REASON) || said.contains(REASON);
+    let in_answer = json!(outputs).to_string().contains(REASON) || text.contains(REASON);
     talk.completed_turn_text("say next");
     let prompts = talk.prompts();
     assert_eq!(prompts.len(), 2, "{prompts:?}");
@@ -260,7 +260,7 @@ pub(crate) fn deny(bench: &Bench, speech: &Speech) -> CellOutcome {
     talk.close();
     match speech.reason {
         Reason::Answer => {
-            assert!(in_answer, "{outputs:?} {said}");
+            assert!(in_answer, "{outputs:?} {text}");
             CellOutcome::Yes
         }
         Reason::NextPrompt => {
@@ -281,10 +281,10 @@ pub(crate) fn ask(bench: &Bench, speech: &Speech) -> CellOutcome {
         nothing_asked(&talk);
         return CellOutcome::None(why);
     }
-    let told = talk
+    let seen_events = talk
         .stream
-        .until("the question", |told| told.name == "approval");
-    let ask = told.last().expect("it").data["id"]
+        .until("the question", |seen_events| seen_events.name == "approval");
+    let ask = seen_events.last().expect("it").data["id"]
         .as_str()
         .expect("an id")
         .to_owned();
@@ -299,9 +299,9 @@ pub(crate) fn ask(bench: &Bench, speech: &Speech) -> CellOutcome {
     assert!(!made.exists(), "it waits");
     let answer = bench.daemon.post(&page, &json!({"decision": "allow"}));
     assert_eq!(answer.status, 200, "{answer:?}");
-    let told = talk.stream.turn(&turn);
-    assert_eq!(outcome(&told), "completed", "{told:#?}");
-    assert!(text(&told).contains("after"), "{told:#?}");
+    let seen_events = talk.stream.turn(&turn);
+    assert_eq!(outcome(&seen_events), "completed", "{seen_events:#?}");
+    assert!(text(&seen_events).contains("after"), "{seen_events:#?}");
     assert!(made.exists(), "it ran");
     let verdicts = talk.events("permission_decided");
     assert_eq!(verdicts.len(), 1, "{verdicts:?}");
@@ -314,12 +314,15 @@ pub(crate) fn cancel(bench: &Bench, speech: &Speech) -> CellOutcome {
     let (mut talk, turn) = bench.talk("work", "say running\nsleep 1h\nsay never");
     talk.until_said("running");
     talk.stop();
-    let told = talk.stream.turn(&turn);
-    assert_eq!(outcome(&told), "cancelled", "{told:#?}");
-    let heard = talk.received_kinds();
-    assert!(heard.iter().any(|kind| kind == speech.cancel), "{heard:?}");
-    let said = talk.completed_turn_text("say next");
-    assert!(said.contains("next") && !said.contains("never"), "{said}");
+    let seen_events = talk.stream.turn(&turn);
+    assert_eq!(outcome(&seen_events), "cancelled", "{seen_events:#?}");
+    let received = talk.received_kinds();
+    assert!(
+        received.iter().any(|kind| kind == speech.cancel),
+        "{received:?}"
+    );
+    let text = talk.completed_turn_text("say next");
+    assert!(text.contains("next") && !text.contains("never"), "{text}");
     assert_eq!(talk.children(), 1, "the child stayed");
     assert_eq!(talk.events("child_exited").len(), 0);
     talk.close();
@@ -334,46 +337,46 @@ pub(crate) fn busy(bench: &Bench, speech: &Speech) -> CellOutcome {
     assert_eq!(turns.len(), 2, "{turns:?}");
     assert_eq!(talk.prompts().len(), 1, "it waits");
     talk.interrupt();
-    let told = talk.stream.turn(&first);
-    assert!(!text(&told).contains("two"), "{told:#?}");
-    let told = talk.stream.turn(&second);
-    assert_eq!(outcome(&told), "completed", "{told:#?}");
-    assert_eq!(text(&told).trim(), "two");
+    let events = talk.stream.turn(&first);
+    assert!(!text(&events).contains("two"), "{events:#?}");
+    let events = talk.stream.turn(&second);
+    assert_eq!(outcome(&events), "completed", "{events:#?}");
+    assert_eq!(text(&events).trim(), "two");
     let prompts = talk.prompts();
     assert_eq!(prompts.len(), 2, "{prompts:?}");
     // The agent heard the end of the first before the second.
-    let heard = talk.received_kinds();
+    let received = talk.received_kinds();
     let at = |kind: &str, nth: usize| {
-        let mut all = heard.iter().enumerate().filter(|(_, of)| *of == kind);
+        let mut all = received.iter().enumerate().filter(|(_, of)| *of == kind);
         all.nth(nth)
-            .unwrap_or_else(|| panic!("no {kind} in {heard:?}"))
+            .unwrap_or_else(|| panic!("no {kind} in {received:?}"))
             .0
     };
-    assert!(at(speech.cancel, 0) < at("prompt", 1), "{heard:?}");
+    assert!(at(speech.cancel, 0) < at("prompt", 1), "{received:?}");
     talk.close();
     CellOutcome::Yes
 }
 
 pub(crate) fn crash(bench: &Bench, _: &Speech) -> CellOutcome {
-    let (mut beside, held) = bench.talk("work", "say beside\nsleep 1h");
+    let (mut beside, occupied) = bench.talk("work", "say beside\nsleep 1h");
     beside.until_said("beside");
     let (mut talk, turn) = bench.talk("work", "say kept words\ncrash kill");
-    let told = talk.stream.turn(&turn);
-    assert_eq!(outcome(&told), "lost", "{told:#?}");
+    let seen_events = talk.stream.turn(&turn);
+    assert_eq!(outcome(&seen_events), "lost", "{seen_events:#?}");
     let exited = talk.events("child_exited");
     assert_eq!(exited.len(), 1, "{exited:?}");
     assert_eq!(exited[0]["class"], "signalled", "{exited:?}");
-    let kept = talk.texts();
-    assert!(kept.contains("kept words"), "{kept}");
-    let said = talk.completed_turn_text("say on a new child");
-    assert!(said.contains("on a new child"), "{said}");
+    let stored = talk.texts();
+    assert!(stored.contains("kept words"), "{stored}");
+    let text = talk.completed_turn_text("say on a new child");
+    assert!(text.contains("on a new child"), "{text}");
     assert_eq!(talk.children(), 2);
     talk.close();
     let ended = beside.events("turn_ended");
     assert_eq!(ended.len(), 0, "its turn goes on: {ended:?}");
     beside.interrupt();
-    let told = beside.stream.turn(&held);
-    assert_eq!(outcome(&told), "cancelled", "{told:#?}");
+    let seen_events = beside.stream.turn(&occupied);
+    assert_eq!(outcome(&seen_events), "cancelled", "{seen_events:#?}");
     beside.completed_turn_text("say fine");
     assert_eq!(beside.children(), 1, "it never changed");
     beside.close();
@@ -384,8 +387,8 @@ pub(crate) fn resume(bench: &Bench, speech: &Speech) -> CellOutcome {
     let mut talk = bench.talked("work", "say to be remembered");
     let lost = talk.turn("say x\ncrash");
     assert_eq!(outcome(&lost), "lost", "{lost:#?}");
-    let said = talk.completed_turn_text("recall");
-    assert!(said.contains("say to be remembered"), "{said}");
+    let text = talk.completed_turn_text("recall");
+    assert!(text.contains("say to be remembered"), "{text}");
     // From its own memory, not from a transcript.
     assert_eq!(talk.events("session_fresh").len(), 0);
     let prompts = talk.prompts();
@@ -412,21 +415,25 @@ pub(crate) fn goodbye(bench: &Bench, speech: &Speech) -> CellOutcome {
     let talk = bench.talked("leave", "say hi");
     talk.close();
     ended_well(&talk);
-    let heard = talk.received_kinds();
-    let has = |kind: &str| heard.iter().any(|of| of == kind);
+    let received = talk.received_kinds();
+    let has = |kind: &str| received.iter().any(|of| of == kind);
     match speech.goodbye {
         Goodbye::Word(word) => {
-            assert!(has(word), "{heard:?}");
+            assert!(has(word), "{received:?}");
             CellOutcome::Yes
         }
         Goodbye::Offered(word, _) => {
-            assert!(has(word), "{heard:?}");
+            assert!(has(word), "{received:?}");
             CellOutcome::As("Where the agent offers one.")
         }
         Goodbye::Eof => {
-            assert_eq!(heard.last().map(String::as_str), Some("eof"), "{heard:?}");
+            assert_eq!(
+                received.last().map(String::as_str),
+                Some("eof"),
+                "{received:?}"
+            );
             for word in ["shutdown", "close", speech.cancel] {
-                assert!(!has(word), "{word} in {heard:?}");
+                assert!(!has(word), "{word} in {received:?}");
             }
             CellOutcome::None("The end of its stdin is all the goodbye there is.")
         }
@@ -437,24 +444,28 @@ pub(crate) fn eof(bench: &Bench, _: &Speech) -> CellOutcome {
     let talk = bench.talked("deaf", "ignore-cancel\nsay deaf");
     talk.close();
     ended_well(&talk);
-    let heard = talk.received_kinds();
-    assert_eq!(heard.last().map(String::as_str), Some("eof"), "{heard:?}");
+    let received = talk.received_kinds();
+    assert_eq!(
+        received.last().map(String::as_str),
+        Some("eof"),
+        "{received:?}"
+    );
     CellOutcome::Yes
 }
 
 pub(crate) fn garbage(bench: &Bench, _: &Speech) -> CellOutcome {
     let mut talk = bench.talked("work", "garbage 20\nsay survived");
-    let told = talk.events("bad_line").len();
-    assert!((1..=20).contains(&told), "{told}");
+    let seen_events = talk.events("bad_line").len();
+    assert!((1..=20).contains(&seen_events), "{seen_events}");
     assert_eq!(talk.children(), 1);
-    let told = talk.turn("garbage 1000\nsleep 1h");
-    assert_eq!(outcome(&told), "lost", "{told:#?}");
-    let ended = json!(told.last().expect("an end").data).to_string();
+    let seen_events = talk.turn("garbage 1000\nsleep 1h");
+    assert_eq!(outcome(&seen_events), "lost", "{seen_events:#?}");
+    let ended = json!(seen_events.last().expect("an end").data).to_string();
     assert!(ended.contains("were not messages"), "{ended}");
-    let told = talk.events("bad_line").len();
-    assert!((100..=110).contains(&told), "{told}");
-    let said = talk.completed_turn_text("say on");
-    assert!(said.contains("on"), "{said}");
+    let seen_events = talk.events("bad_line").len();
+    assert!((100..=110).contains(&seen_events), "{seen_events}");
+    let text = talk.completed_turn_text("say on");
+    assert!(text.contains("on"), "{text}");
     assert_eq!(talk.children(), 2);
     talk.close();
     CellOutcome::Yes
@@ -466,16 +477,16 @@ pub(crate) const MEMORY: u64 = 48 << 20;
 pub(crate) fn huge_line(bench: &Bench, _: &Speech) -> CellOutcome {
     let before = bench.memory();
     let (mut talk, turn) = bench.talk("work", "huge-line 64M\nsay never");
-    let told = talk.stream.turn(&turn);
-    assert_eq!(outcome(&told), "lost", "{told:#?}");
-    let ended = json!(told.last().expect("an end").data).to_string();
+    let seen_events = talk.stream.turn(&turn);
+    assert_eq!(outcome(&seen_events), "lost", "{seen_events:#?}");
+    let ended = json!(seen_events.last().expect("an end").data).to_string();
     assert!(ended.contains("a line of more than"), "{ended}");
     let more = bench.memory().saturating_sub(before);
     assert!(more < MEMORY, "{more} bytes more");
     let reasons = json!(talk.events("bad_line")).to_string();
     assert!(reasons.contains("too_long"), "{reasons}");
-    let said = talk.completed_turn_text("say on");
-    assert!(said.contains("on"), "{said}");
+    let text = talk.completed_turn_text("say on");
+    assert!(text.contains("on"), "{text}");
     assert_eq!(talk.children(), 2);
     talk.close();
     CellOutcome::Yes

@@ -104,8 +104,8 @@ impl Bench {
     /// One that has had its first answer.
     pub(crate) fn talked(&self, pool: &str, goal: &str) -> Talk<'_> {
         let (mut talk, turn) = self.talk(pool, goal);
-        let told = talk.stream.turn(&turn);
-        assert_eq!(outcome(&told), "completed", "{told:#?}");
+        let events = talk.stream.turn(&turn);
+        assert_eq!(outcome(&events), "completed", "{events:#?}");
         talk
     }
 
@@ -247,21 +247,21 @@ impl Talk<'_> {
 
     /// The same for one that must end well; gives what was said.
     pub(crate) fn completed_turn_text(&mut self, content: &str) -> String {
-        let told = self.turn(content);
-        assert_eq!(outcome(&told), "completed", "{told:#?}");
-        text(&told)
+        let events = self.turn(content);
+        assert_eq!(outcome(&events), "completed", "{events:#?}");
+        text(&events)
     }
 
     /// Waits until the agent has said this.
     pub(crate) fn until_said(&mut self, what: &str) {
-        let mut said = String::new();
-        while !said.contains(what) {
-            let Some(told) = self.stream.next(LONG) else {
-                panic!("it did not say {what:?}, but {said:?}");
+        let mut reported = String::new();
+        while !reported.contains(what) {
+            let Some(events) = self.stream.next(LONG) else {
+                panic!("it did not say {what:?}, but {reported:?}");
             };
-            let is_over = matches!(told.name.as_str(), "done" | "stopped" | "error");
-            assert!(!is_over, "it was over before it said {what:?}: {told:?}");
-            said.push_str(&text(std::slice::from_ref(&told)));
+            let is_over = matches!(events.name.as_str(), "done" | "stopped" | "error");
+            assert!(!is_over, "it was over before it said {what:?}: {events:?}");
+            reported.push_str(&text(std::slice::from_ref(&events)));
         }
     }
 
@@ -340,8 +340,8 @@ impl Talk<'_> {
 }
 
 /// How a turn ended, by the last of its events.
-pub(crate) fn outcome(told: &[StreamEvent]) -> &str {
-    let last = told.last().expect("an end");
+pub(crate) fn outcome(event: &[StreamEvent]) -> &str {
+    let last = event.last().expect("an end");
     if last.name == "stopped" {
         return "cancelled";
     }

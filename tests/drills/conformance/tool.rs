@@ -169,8 +169,8 @@ fn version(bench: &Bench) -> CellOutcome {
     let session = report["session"].as_str().expect("a session");
     assert_eq!(bench.events(session, "prompt_accepted").len(), 0);
     let copy = bench.copy(session).expect("a copy");
-    let told = fs::read_to_string(copy.join("told.txt")).expect("it ran");
-    assert!(!told.contains("queue"), "{told}");
+    let output = fs::read_to_string(copy.join("told.txt")).expect("it ran");
+    assert!(!output.contains("queue"), "{output}");
     comes("its slot parks", || bench.one_parked("odd"));
     CellOutcome::Yes
 }
@@ -179,10 +179,10 @@ fn prompt(bench: &Bench) -> CellOutcome {
     let words = "it's \"done\"\\ \u{e9}\u{6f22}\u{1f600} \u{2028}<&> $HOME [exit] %s";
     let prompt = format!("puts {{{words}}}\nputs {{a second line}}");
     let (mut talk, turn) = bench.talk("work", &prompt);
-    let told = talk.stream.turn(&turn);
-    assert_eq!(outcome(&told), "completed", "{told:#?}");
-    let said = text(&told).replace('\r', "");
-    assert_eq!(said.trim_end(), format!("{words}\na second line"));
+    let seen_events = talk.stream.turn(&turn);
+    assert_eq!(outcome(&seen_events), "completed", "{seen_events:#?}");
+    let turn_text = text(&seen_events).replace('\r', "");
+    assert_eq!(turn_text.trim_end(), format!("{words}\na second line"));
     let accepted = talk.events("prompt_accepted");
     assert_eq!(accepted.len(), 1, "{accepted:?}");
     assert_eq!(accepted[0]["text"], *prompt);
@@ -198,8 +198,8 @@ fn stream(bench: &Bench) -> CellOutcome {
     talk.until_said("first words");
     assert_eq!(talk.events("turn_ended").len(), 0, "its turn runs");
     talk.interrupt();
-    let told = talk.stream.turn(&turn);
-    assert_eq!(outcome(&told), "cancelled", "{told:#?}");
+    let seen_events = talk.stream.turn(&turn);
+    assert_eq!(outcome(&seen_events), "cancelled", "{seen_events:#?}");
     talk.close();
     CellOutcome::Yes
 }
@@ -216,10 +216,10 @@ fn tools(bench: &Bench) -> CellOutcome {
 
 fn cannot_ask(bench: &Bench) -> CellOutcome {
     for key in ["permission_requests = \"all\"\n", "guard = \"policy\"\n"] {
-        let said = Bench::refused(&pool("strict", 1, &format!("{TOOL}{key}")));
+        let reported = Bench::refused(&pool("strict", 1, &format!("{TOOL}{key}")));
         assert!(
-            said.contains("pool.strict") && said.contains("ask"),
-            "{key}: {said}"
+            reported.contains("pool.strict") && reported.contains("ask"),
+            "{key}: {reported}"
         );
     }
     let talk = bench.talked("work", "file delete README.md");
@@ -238,13 +238,13 @@ fn cancel(bench: &Bench) -> CellOutcome {
     );
     talk.until_said("running");
     talk.stop();
-    let told = talk.stream.turn(&turn);
-    assert_eq!(outcome(&told), "cancelled", "{told:#?}");
+    let seen_events = talk.stream.turn(&turn);
+    assert_eq!(outcome(&seen_events), "cancelled", "{seen_events:#?}");
     let events = happened(&talk);
     assert!(events.iter().any(|event| event == "cancel"), "{events:?}");
     // It gets nothing but the prompt.
-    let said = talk.completed_turn_text("puts <[expr {6 * 7}]>");
-    assert_eq!(said.trim(), "<42>");
+    let text = talk.completed_turn_text("puts <[expr {6 * 7}]>");
+    assert_eq!(text.trim(), "<42>");
     assert_eq!(talk.children(), 1);
     talk.close();
     CellOutcome::As(
@@ -258,11 +258,11 @@ fn busy(bench: &Bench) -> CellOutcome {
     let second = talk.say("puts two");
     assert_eq!(talk.turns().len(), 2);
     talk.interrupt();
-    let told = talk.stream.turn(&first);
-    assert!(!text(&told).contains("two"), "{told:#?}");
-    let told = talk.stream.turn(&second);
-    assert_eq!(outcome(&told), "completed", "{told:#?}");
-    assert_eq!(text(&told).trim(), "two");
+    let seen_events = talk.stream.turn(&first);
+    assert!(!text(&seen_events).contains("two"), "{seen_events:#?}");
+    let seen_events = talk.stream.turn(&second);
+    assert_eq!(outcome(&seen_events), "completed", "{seen_events:#?}");
+    assert_eq!(text(&seen_events).trim(), "two");
     let mut events = happened(&talk);
     events.retain(|event| event.starts_with("command_") || event == "cancel");
     let expected = [
@@ -282,12 +282,12 @@ fn killed(talk: &mut Talk<'_>) {
     let turn = talk.say(KILL);
     talk.until_said("kept words");
     fs::write(talk.copy().join("go"), "").expect("a file");
-    let told = talk.stream.turn(&turn);
-    assert_eq!(outcome(&told), "lost", "{told:#?}");
+    let events = talk.stream.turn(&turn);
+    assert_eq!(outcome(&events), "lost", "{events:#?}");
 }
 
 fn crash(bench: &Bench) -> CellOutcome {
-    let (mut beside, held) = bench.talk("work", "puts beside; flush stdout; after 3600000");
+    let (mut beside, occupied) = bench.talk("work", "puts beside; flush stdout; after 3600000");
     beside.until_said("beside");
     let once = "set file [open once a]; puts $file once; close $file";
     let mut talk = bench.talked("work", once);
@@ -296,8 +296,8 @@ fn crash(bench: &Bench) -> CellOutcome {
     assert_eq!(exited.len(), 1, "{exited:?}");
     assert_eq!(exited[0]["class"], "signalled", "{exited:?}");
     assert!(talk.texts().contains("kept words"), "{}", talk.texts());
-    let said = talk.completed_turn_text("puts {on a new child}");
-    assert_eq!(said.trim(), "on a new child", "it is told nothing else");
+    let text = talk.completed_turn_text("puts {on a new child}");
+    assert_eq!(text.trim(), "on a new child", "it is told nothing else");
     assert_eq!(talk.children(), 2);
     let file = fs::read_to_string(talk.copy().join("once")).expect("a file");
     assert_eq!(file, "once\n", "nothing is run twice");
@@ -305,8 +305,8 @@ fn crash(bench: &Bench) -> CellOutcome {
     let ended = beside.events("turn_ended");
     assert_eq!(ended.len(), 0, "its turn goes on: {ended:?}");
     beside.interrupt();
-    let told = beside.stream.turn(&held);
-    assert_eq!(outcome(&told), "cancelled", "{told:#?}");
+    let seen_events = beside.stream.turn(&occupied);
+    assert_eq!(outcome(&seen_events), "cancelled", "{seen_events:#?}");
     beside.completed_turn_text("puts fine");
     assert_eq!(beside.children(), 1, "it never changed");
     beside.close();
@@ -316,10 +316,12 @@ fn crash(bench: &Bench) -> CellOutcome {
 fn resume(bench: &Bench) -> CellOutcome {
     let mut talk = bench.talked("work", "set kept 5");
     killed(&mut talk);
-    let told = talk.turn("puts [info exists kept]");
-    assert_eq!(outcome(&told), "completed", "{told:#?}");
-    assert_eq!(text(&told).trim(), "0");
-    let anew = told.iter().find(|told| told.name == "rehydrated");
+    let seen_events = talk.turn("puts [info exists kept]");
+    assert_eq!(outcome(&seen_events), "completed", "{seen_events:#?}");
+    assert_eq!(text(&seen_events).trim(), "0");
+    let anew = seen_events
+        .iter()
+        .find(|seen_events| seen_events.name == "rehydrated");
     assert_eq!(anew.expect("that is told").data["by"], "nothing");
     assert_eq!(talk.events("session_resumed").len(), 0);
     let fresh = talk.events("session_fresh");
@@ -400,12 +402,12 @@ fn garbage(bench: &Bench) -> CellOutcome {
     let mut talk = bench.talked("rough", "some-garbage");
     assert_eq!(talk.events("bad_line").len(), 20);
     assert_eq!(talk.children(), 1);
-    let told = talk.turn("much-garbage");
-    assert_eq!(outcome(&told), "lost", "{told:#?}");
-    let ended = told.last().expect("an end").data.to_string();
+    let seen_events = talk.turn("much-garbage");
+    assert_eq!(outcome(&seen_events), "lost", "{seen_events:#?}");
+    let ended = seen_events.last().expect("an end").data.to_string();
     assert!(ended.contains("were not messages"), "{ended}");
-    let told = talk.events("bad_line").len();
-    assert!((100..=110).contains(&told), "{told}");
+    let seen_events = talk.events("bad_line").len();
+    assert!((100..=110).contains(&seen_events), "{seen_events}");
     assert_eq!(talk.completed_turn_text("go on").trim(), "on");
     assert_eq!(talk.children(), 2);
     talk.close();
@@ -415,9 +417,9 @@ fn garbage(bench: &Bench) -> CellOutcome {
 fn huge_line(bench: &Bench) -> CellOutcome {
     let before = bench.memory();
     let (mut talk, turn) = bench.talk("rough", "huge-line");
-    let told = talk.stream.turn(&turn);
-    assert_eq!(outcome(&told), "lost", "{told:#?}");
-    let ended = told.last().expect("an end").data.to_string();
+    let events = talk.stream.turn(&turn);
+    assert_eq!(outcome(&events), "lost", "{events:#?}");
+    let ended = events.last().expect("an end").data.to_string();
     assert!(ended.contains("a line of more than"), "{ended}");
     let more = bench.memory().saturating_sub(before);
     assert!(more < MEMORY, "{more} bytes more");

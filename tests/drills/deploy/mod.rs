@@ -21,12 +21,12 @@ fn run(program: &str, arguments: &[&str], at: &Path) -> Output {
 }
 
 fn assert_ok(output: &Output, what: &str) {
-    let said = format!(
+    let printed = format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
-    assert!(output.status.success(), "{what}: {said}");
+    assert!(output.status.success(), "{what}: {printed}");
 }
 
 fn unit() -> String {

@@ -66,10 +66,10 @@ fn check(quirks: &[&str], keys: &str, expect: Result<&[&str], &[&str]>) {
     let drill = Drill::new(&pool(quirks, keys));
     let (ran, results) = run(&drill, &["say hi"]);
     match expect {
-        Ok(heard) => {
+        Ok(received) => {
             assert_eq!(results[0]["outcome"], "done", "{}", ran.all());
             let ledger = ledger(&results[0]);
-            for part in heard {
+            for part in received {
                 assert!(ledger.contains(part), "{part} is not in {ledger}");
             }
         }
@@ -186,9 +186,9 @@ fn a_session_comes_back_without_its_past_twice_however_late_it_is_told() {
             ran.all()
         );
         assert_eq!(count(&drill, "events WHERE kind = 'session_resumed'"), 1);
-        let told = "events WHERE kind = 'text' AND body LIKE '%upon%'";
+        let expected = "events WHERE kind = 'text' AND body LIKE '%upon%'";
         // One word, for text comes in pieces: as it was said, and as it was recalled.
-        assert_eq!(count(&drill, told), 2, "{}", ran.all());
+        assert_eq!(count(&drill, expected), 2, "{}", ran.all());
         assert_eq!(
             count(&drill, "events WHERE kind IN ('user_text', 'bad_line')"),
             0
@@ -328,16 +328,20 @@ fn a_denial_is_told_though_the_child_died_before_the_next_prompt() {
         let (ran, after) = run(&drill, &["say next"]);
         assert_eq!(after[0]["outcome"], "done", "{}", ran.all());
         assert_eq!(before[0]["session"], after[0]["session"], "{}", ran.all());
-        let told = ledger(&after[0]);
-        assert_eq!(told.matches("# Before this prompt").count(), 1, "{told}");
-        assert!(told.contains("curl"), "{told}");
+        let reported = ledger(&after[0]);
+        assert_eq!(
+            reported.matches("# Before this prompt").count(),
+            1,
+            "{reported}"
+        );
+        assert!(reported.contains("curl"), "{reported}");
         // Once is enough.
         let (ran, last) = run(&drill, &["say last"]);
-        let told = ledger(&last[0]);
+        let reported = ledger(&last[0]);
         assert_eq!(
-            told.matches("# Before this prompt").count(),
+            reported.matches("# Before this prompt").count(),
             1,
-            "{told} {}",
+            "{reported} {}",
             ran.all()
         );
     }

@@ -165,8 +165,8 @@ fn a_command_is_answered_and_on_record_with_who_gave_it() {
     );
     place(&events(&drill, &session), "command_sent", "a --b");
     let ran = drill.run(&["--json", "command", &session, "model", "other"]);
-    let told: Value = serde_json::from_str(&ran.stdout).expect("JSON");
-    assert_eq!(told["text"], "Model: other", "{}", ran.all());
+    let message: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    assert_eq!(message["text"], "Model: other", "{}", ran.all());
 
     // What cannot be one.
     for (bad, status) in [
@@ -224,15 +224,15 @@ fn an_agent_that_exits_by_a_command_has_not_crashed() {
         let ended = place(&seen, "child_exited", "stopped");
         assert!(place(&seen, "slash_result", "exit") < ended, "{seen:?}");
         // One that cannot be loaded again is closed first.
-        let mut told = None;
+        let mut reported = None;
         eventually(LONG, "it is refused", || {
             let answer = command(&daemon, &session, &json!({"command": "context"}));
             assert!(matches!(answer.status, 409 | 503), "{answer:?}");
             let is_it = answer.status == 409;
-            told = Some(answer);
+            reported = Some(answer);
             is_it
         });
-        let why = told.expect("an answer").body["detail"].to_string();
+        let why = reported.expect("an answer").body["detail"].to_string();
         assert!(
             why.contains("no agent runs") || why.contains("in no slot"),
             "{why}"
@@ -373,8 +373,8 @@ fn no_command_brings_an_agent_into_a_mode_in_which_it_asks_for_less() {
 
     // Where only the walls are counted on, it may go into any.
     let session = worked(&daemon, "free", "say hello");
-    let told = agent_answer(&daemon, &session, "mode", "danger-full-access");
-    assert_eq!(told["text"], "Mode: danger-full-access");
+    let reported = agent_answer(&daemon, &session, "mode", "danger-full-access");
+    assert_eq!(reported["text"], "Mode: danger-full-access");
     assert_eq!(worked(&daemon, "free", "say on"), session);
 }
 
@@ -432,16 +432,16 @@ fn a_chat_takes_commands_like_any_session() {
     let drill = drill_of("scaiflux", 1, "", "", "10m");
     let daemon = Daemon::start(&drill);
     let chat = daemon.create("say hello");
-    let told = daemon.follow(&chat, None).any_turn();
-    assert!(text(&told).contains("hello"), "{told:?}");
+    let reported = daemon.follow(&chat, None).any_turn();
+    assert!(text(&reported).contains("hello"), "{reported:?}");
     let session = chat.rsplit('/').next().expect("an id");
     // What the turn left is looked over first.
     let mut answer = Value::Null;
     eventually(LONG, "it waits", || {
-        let told = command(&daemon, session, &json!({"command": "context"}));
-        assert!(matches!(told.status, 200 | 409), "{told:?}");
-        answer = told.body;
-        told.status == 200
+        let reported = command(&daemon, session, &json!({"command": "context"}));
+        assert!(matches!(reported.status, 200 | 409), "{reported:?}");
+        answer = reported.body;
+        reported.status == 200
     });
     let words = answer["text"].as_str().expect("a text");
     assert!(words.starts_with("Context: "), "{answer}");

@@ -177,8 +177,8 @@ fn a_denial_and_its_reason_reach_the_agent() {
         assert_eq!(result["changes"], serde_json::json!([]), "{result}");
         assert_eq!(state(&drill, &ask), "rejected");
         if dialect == "scaiflux" {
-            let said = result["answer"].as_str().expect("an answer");
-            assert!(said.contains("use the notes instead"), "{result}");
+            let text = result["answer"].as_str().expect("an answer");
+            assert!(text.contains("use the notes instead"), "{result}");
         }
     }
 }
@@ -226,8 +226,8 @@ fn nobody_answers_in_time() {
         assert_eq!(result["outcome"], outcome, "{result}");
         // Looked at when it is over: a look may take longer than it waits.
         let ask = list_approvals(&drill, &["--ended"]).remove(0);
-        let said = result["answer"].as_str().unwrap_or_default();
-        assert_eq!(said.contains("went on"), then == "deny", "{result}");
+        let text = result["answer"].as_str().unwrap_or_default();
+        assert_eq!(text.contains("went on"), then == "deny", "{result}");
         assert_eq!(state(&drill, &ask), "expired");
         let late = answer(&drill, "approve", &ask, &[]);
         assert_eq!(late.code, Some(1), "{}", late.all());
@@ -366,7 +366,7 @@ fn a_full_queue_denies_and_identical_asks_are_one_row() {
     script.push(ask("912", "touch a5"));
     script.push("hang".to_owned());
     let working = client(&drill, &[&script.join("\n")]);
-    let asks = waiting(&drill, 4);
+    let requests = waiting(&drill, 4);
     let denied = "SELECT count(*) FROM permission_requests WHERE rules = '[\"max_pending\"]'";
     eventually(LONG, "the fifth is denied", || {
         drill
@@ -374,7 +374,7 @@ fn a_full_queue_denies_and_identical_asks_are_one_row() {
             .query_row(denied, [], |row| row.get::<_, i64>(0))
             == Ok(1)
     });
-    let first = asks
+    let first = requests
         .iter()
         .find(|of| of["summary"] == "touch a1")
         .expect("the first");

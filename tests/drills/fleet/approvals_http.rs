@@ -48,17 +48,17 @@ fn a_full_disk_allows_nothing() {
             String::from_utf8_lossy(&ran.stderr).into_owned(),
         )
     };
-    let (code, said) = allow();
-    assert_eq!(code, Some(3), "{said}");
-    assert!(said.contains("nothing can be allowed"), "{said}");
+    let (code, reported) = allow();
+    assert_eq!(code, Some(3), "{reported}");
+    assert!(reported.contains("nothing can be allowed"), "{reported}");
     assert!(
         working.try_wait().expect("wait").is_none(),
         "it still waits"
     );
     fs::remove_file(more).expect("space");
     eventually(LONG, "it recovers", || drill.get("/readyz").0 == 200);
-    let (code, said) = allow();
-    assert_eq!(code, Some(0), "{said}");
+    let (code, reported) = allow();
+    assert_eq!(code, Some(0), "{reported}");
     working.wait().expect("ends");
     assert_eq!(drill.results("r.jsonl")[0]["outcome"], "done");
 }
@@ -210,13 +210,13 @@ fn nothing_of_a_request_is_looked_at_before_its_token_and_no_body_is_waited_for_
     for _ in 0..5 {
         assert_eq!(get(), 401);
     }
-    let told = || {
+    let reported = || {
         drill
             .log("stderr.log")
             .matches("a token file is ignored")
             .count()
     };
-    assert_eq!(told(), 1, "{}", drill.log("stderr.log"));
+    assert_eq!(reported(), 1, "{}", drill.log("stderr.log"));
     mode(&approvers, 0o700);
     assert_eq!(get(), 200);
     let moved = drill.state().join("moved");
@@ -288,13 +288,13 @@ fn watchers_are_told_what_waits_each_change_and_the_end() {
     let evil = "run touch 'a\u{9b}31m\u{202e}b'";
     let first = client(&drill, &[evil]);
     let ask = waiting(&drill, 1).remove(0);
-    let told = early.expect("approval");
+    let reported = early.expect("approval");
     assert_eq!(
-        (&told["approval"], &told["state"]),
+        (&reported["approval"], &reported["state"]),
         (&ask["approval"], &"pending".into()),
-        "{told}"
+        "{reported}"
     );
-    assert_eq!(told["digest"], ask["digest"]);
+    assert_eq!(reported["digest"], ask["digest"]);
     // Who comes later is told of it at once.
     let (_, mut late) = Watcher::come(&drill, &owner);
     assert_eq!(late.expect("approvals")[0]["approval"], ask["approval"]);
@@ -355,7 +355,7 @@ fn a_policy_makes_the_asking_stricter() {
     let text = fs::read_to_string(drill.config()).expect("a file");
     fs::write(drill.config(), text.replace("size      = 1", "size = 2")).expect("a file");
     let _daemon = daemon(&drill);
-    let held = client(&drill, &[UNDECIDED_PROMPT]);
+    let occupied = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     let refused = drill.run(&["run", "--results", "other.jsonl", "run touch other.txt"]);
     assert_eq!(refused.code, Some(1), "{}", refused.all());
@@ -374,7 +374,7 @@ fn a_policy_makes_the_asking_stricter() {
     assert!(long.stderr.contains("for at most turn"), "{}", long.all());
     let short = answer(&drill, "approve", &ask, &["--remember", "turn"]);
     assert_eq!(short.code, Some(0), "{}", short.all());
-    assert_eq!(result(&drill, held)["outcome"], "done");
+    assert_eq!(result(&drill, occupied)["outcome"], "done");
     // Nobody whom both name: nobody is asked.
     let nobody = with_policy("approvers = [\"ops\"]", "");
     let _daemon = crate::fleet::approvals::daemon(&nobody);

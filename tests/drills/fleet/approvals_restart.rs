@@ -46,12 +46,12 @@ fn after_a_kill_the_answer_is_kept_and_used_once_by_the_resumed_agent() {
             by, "gone",
             "the request that nobody answered is denied on record"
         );
-        let kept = answer(&drill, "approve", &ask, &[]);
-        good(&kept);
+        let stored = answer(&drill, "approve", &ask, &[]);
+        good(&stored);
         assert!(
-            kept.stderr.contains("kept for the agent's return"),
+            stored.stderr.contains("kept for the agent's return"),
             "{}",
-            kept.all()
+            stored.all()
         );
         let again = answer(&drill, "reject", &ask, &[]);
         assert_eq!(again.code, Some(1), "{}", again.all());
@@ -301,7 +301,7 @@ fn what_is_not_remembered_is_not_said_to_be() {
     let _daemon = daemon(&drill);
     let working = client(&drill, &["run touch a-value-that-is-secret.txt"]);
     let ask = waiting(&drill, 1).remove(0);
-    let said = drill.run(&[
+    let output = drill.run(&[
         "--json",
         "approvals",
         "approve",
@@ -309,9 +309,9 @@ fn what_is_not_remembered_is_not_said_to_be() {
         "--remember",
         "session",
     ]);
-    good(&said);
-    let told: Value = serde_json::from_str(said.stdout.trim()).expect("JSON");
-    assert_eq!(told["remember"], "never", "{told}");
+    good(&output);
+    let message: Value = serde_json::from_str(output.stdout.trim()).expect("JSON");
+    assert_eq!(message["remember"], "never", "{message}");
     assert_eq!(result(&drill, working)["outcome"], "done");
     let over = list_approvals(&drill, &["--ended"]).remove(0);
     assert_eq!(over["answer"]["remember"], "never", "{over}");

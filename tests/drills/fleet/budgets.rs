@@ -107,8 +107,8 @@ fn what_routes_count_stops_them_and_a_killed_supervisor_has_not_forgotten_it() {
     let page = drill.get("/metrics").1;
     let refused = "marshal_route_refused_total{pool=\"demo\",route=\"own\",reason=\"budget\"}";
     assert_eq!(metric(&page, refused), Some(1.0));
-    let told = "marshal_budget_spent_total{pool=\"demo\",budget=\"day_tokens\"}";
-    assert_eq!(metric(&page, told), Some(1.0));
+    let expected = "marshal_budget_spent_total{pool=\"demo\",budget=\"day_tokens\"}";
+    assert_eq!(metric(&page, expected), Some(1.0));
 
     daemon.signal("KILL");
     daemon.wait(LONG);
@@ -353,8 +353,8 @@ fn a_person_may_allow_more_than_the_budget() {
         serde_json::json!(["budget.allows_per_turn"]),
         "{waiting:?}"
     );
-    let said = approvals::answer(&drill, "approve", &waiting[0], &[]);
-    assert_eq!(said.code, Some(0), "{}", said.all());
+    let reported = approvals::answer(&drill, "approve", &waiting[0], &[]);
+    assert_eq!(reported.code, Some(0), "{}", reported.all());
     assert!(client.wait().expect("the client").success());
     let audit = audit(&drill);
     assert_eq!(audit[1]["by"], "human", "{audit:#?}");

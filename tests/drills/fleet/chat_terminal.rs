@@ -21,8 +21,8 @@ struct OutputReader(Arc<Mutex<Vec<u8>>>, Arc<AtomicBool>);
 impl OutputReader {
     /// Hears until the end, beside the test.
     fn of(mut from: impl std::io::Read + Send + 'static) -> Self {
-        let heard = Self::default();
-        let to = heard.clone();
+        let received = Self::default();
+        let to = received.clone();
         std::thread::spawn(move || {
             let mut piece = [0; 4096];
             // A terminal whose other end is closed is an error.
@@ -31,7 +31,7 @@ impl OutputReader {
             }
             to.1.store(true, Ordering::SeqCst);
         });
-        heard
+        received
     }
 
     fn text(&self) -> String {
@@ -45,8 +45,8 @@ impl OutputReader {
 
     fn until(&self, what: &str) {
         let mut text = String::new();
-        let came = std::time::Instant::now() + LONG;
-        while std::time::Instant::now() < came {
+        let received = std::time::Instant::now() + LONG;
+        while std::time::Instant::now() < received {
             text = self.text();
             if text.contains(what) {
                 return;
@@ -105,14 +105,14 @@ impl Drop for Piped {
     }
 }
 
-fn wait_for_exit(child: &mut Child, told: &OutputReader) -> Option<i32> {
+fn wait_for_exit(child: &mut Child, reported: &OutputReader) -> Option<i32> {
     let mut status = None;
     eventually(LONG, "its end", || {
         status = child.try_wait().expect("a child");
         status.is_some()
     });
     let code = status.and_then(|status| status.code());
-    assert!(code.is_some(), "{}", told.text());
+    assert!(code.is_some(), "{}", reported.text());
     code
 }
 
@@ -125,9 +125,9 @@ fn each_line_is_a_message_and_a_chat_is_taken_up_again() {
     assert_eq!(talk.end(), Some(0), "{}", talk.err.text());
     // Nothing of an agent's acts on a terminal.
     assert_eq!(talk.out.text(), "one \\u{1b}[2J\n\ntwo\nthree\n\n");
-    let told = talk.err.text();
-    let chat = told.lines().find_map(|line| line.strip_prefix("chat "));
-    let chat = chat.unwrap_or_else(|| panic!("{told}")).to_owned();
+    let shown = talk.err.text();
+    let chat = shown.lines().find_map(|line| line.strip_prefix("chat "));
+    let chat = chat.unwrap_or_else(|| panic!("{shown}")).to_owned();
     let again = ["chat", "--workspace", "main", "--resume", &chat];
     let mut talk = Piped::start(&drill, &again);
     talk.say("say four\n");
@@ -151,8 +151,11 @@ fn each_line_is_a_message_and_a_chat_is_taken_up_again() {
         // It may be gone before it reads.
         let _ = talk.stdin.as_mut().expect("open").write_all(b"say x\n");
         assert_eq!(talk.end(), Some(code), "{args:?}: {}", talk.err.text());
-        let told = talk.err.text();
-        assert!(told.starts_with("error: ") && told.contains(why), "{told}");
+        let shown = talk.err.text();
+        assert!(
+            shown.starts_with("error: ") && shown.contains(why),
+            "{shown}"
+        );
     }
 }
 
@@ -170,11 +173,11 @@ fn questions_are_answered_in_place() {
     talk.err.until("rejected\n");
     talk.say("say over\n");
     assert_eq!(talk.end(), Some(0), "{}", talk.err.text());
-    let told = talk.err.text();
-    assert!(told.contains("enter y, n, n REASON or s"), "{told}");
+    let shown = talk.err.text();
+    assert!(shown.contains("enter y, n, n REASON or s"), "{shown}");
     assert!(talk.out.text().contains("over\n"), "{}", talk.out.text());
     let ran = drill.run(&["--json", "approvals", "ls", "--ended"]);
-    let mut said: Vec<(String, String)> = ran
+    let mut message: Vec<(String, String)> = ran
         .stdout
         .lines()
         .map(|line| {
@@ -183,10 +186,10 @@ fn questions_are_answered_in_place() {
             (word("/state"), word("/answer/reason"))
         })
         .collect();
-    said.sort();
+    message.sort();
     let expected = [("approved", ""), ("rejected", "not on a Monday")];
     let expected = expected.map(|(state, why)| (state.to_owned(), why.to_owned()));
-    assert_eq!(said, expected, "{}", ran.all());
+    assert_eq!(message, expected, "{}", ran.all());
 }
 
 #[test]
@@ -372,9 +375,9 @@ fn on_a_terminal_there_is_an_editor_and_ctrl_c_ends_a_turn() {
     let history = drill.state().join("chat.history");
     let mode = fs::metadata(&history).expect("a history").permissions();
     assert_eq!(mode.mode() & 0o777, 0o600);
-    let kept = fs::read_to_string(&history).expect("text");
-    assert!(kept.contains("say hello\n"), "{kept}");
-    assert!(!kept.contains("\ny\n"), "{kept}");
+    let stored = fs::read_to_string(&history).expect("text");
+    assert!(stored.contains("say hello\n"), "{stored}");
+    assert!(!stored.contains("\ny\n"), "{stored}");
     // What was typed is there the next time, and Ctrl-D leaves.
     let mut talk = Typed::start(&drill, &["chat"]);
     talk.edits(1);

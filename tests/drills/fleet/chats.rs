@@ -67,9 +67,15 @@ fn a_chat_begins_answers_and_is_listed() {
             "{done:?}"
         );
         let turn = daemon.say(&chat, "recall");
-        let said = text(&stream.turn(&turn));
-        assert!(said.contains("# You are careful."), "{dialect}: {said}");
-        assert!(said.contains("README.md, src/lib.rs]"), "{dialect}: {said}");
+        let turn_text = text(&stream.turn(&turn));
+        assert!(
+            turn_text.contains("# You are careful."),
+            "{dialect}: {turn_text}"
+        );
+        assert!(
+            turn_text.contains("README.md, src/lib.rs]"),
+            "{dialect}: {turn_text}"
+        );
         let found = daemon.get(&chat).body;
         assert_eq!(found["turns"], 2, "{found}");
         assert_eq!(found["role"], "dev", "{found}");
@@ -169,7 +175,7 @@ fn a_stream_is_told_again_as_it_was_in_both_shapes() {
     let path = format!("{chat}/events?shape=enveloped");
     let mut enveloped = daemon.follow_with(&path, None);
     let last = expected.last().expect("the end");
-    let all = enveloped.until("the end", |told| told.id == last.id);
+    let all = enveloped.until("the end", |reported| reported.id == last.id);
     assert_eq!(all.len(), expected.len());
     for (one, other) in all.iter().zip(&expected) {
         assert_eq!((&one.id, one.name.as_str()), (&other.id, ""));
@@ -178,9 +184,9 @@ fn a_stream_is_told_again_as_it_was_in_both_shapes() {
     }
     // A cursor that nothing has reached is taken back.
     let mut beyond = daemon.follow(&chat, Some("9-999999"));
-    let told = beyond.next(LONG).expect("an event");
-    assert_eq!(told.name, "rewound");
-    assert_eq!(told.data["to"], *told.id);
+    let reported = beyond.next(LONG).expect("an event");
+    assert_eq!(reported.name, "rewound");
+    assert_eq!(reported.data["to"], *reported.id);
     let turn = daemon.say(&chat, "say more");
     assert!(text(&beyond.turn(&turn)).contains("more"));
 }
@@ -207,9 +213,12 @@ fn a_chat_unloads_when_it_is_idle_and_the_stream_goes_on_with_its_memory() {
             let events = stream.turn(&turn);
             assert_eq!(events[0].name, "rehydrated", "{dialect}: {events:#?}");
             assert_eq!(events[0].data["by"], "resume", "{dialect}");
-            let said = text(&events);
-            assert!(said.contains("say one"), "{dialect}: {said}");
-            assert!(said.contains("`kept.txt` has 2 bytes"), "{dialect}: {said}");
+            let turn_text = text(&events);
+            assert!(turn_text.contains("say one"), "{dialect}: {turn_text}");
+            assert!(
+                turn_text.contains("`kept.txt` has 2 bytes"),
+                "{dialect}: {turn_text}"
+            );
         }
         assert_eq!(children(&drill), 4);
         drill.assert_dense();
@@ -220,11 +229,11 @@ fn a_chat_unloads_when_it_is_idle_and_the_stream_goes_on_with_its_memory() {
 fn pinged(daemon: &Daemon, chat: &str, most: Duration) -> Duration {
     let ping = format!("{chat}/ping");
     let began = Instant::now();
-    let (mut heard, mut longest) = (began, Duration::ZERO);
+    let (mut received, mut longest) = (began, Duration::ZERO);
     while began.elapsed() < most {
         assert_eq!(daemon.post(&ping, &json!({})).status, 204);
-        longest = longest.max(heard.elapsed());
-        heard = Instant::now();
+        longest = longest.max(received.elapsed());
+        received = Instant::now();
         thread::sleep(Duration::from_millis(50));
     }
     longest
@@ -270,14 +279,16 @@ fn an_agent_without_a_memory_is_told_what_was_said() {
         unloaded(&drill);
         let turn = daemon.say(&chat, "say at-last");
         let events = stream.turn(&turn);
-        let told = events.iter().find(|told| told.name == "rehydrated");
-        let told = told.unwrap_or_else(|| panic!("{dialect}: {events:#?}"));
-        assert_eq!(told.data["by"], "transcript", "{dialect}");
+        let seen_events = events
+            .iter()
+            .find(|seen_events| seen_events.name == "rehydrated");
+        let seen_events = seen_events.unwrap_or_else(|| panic!("{dialect}: {events:#?}"));
+        assert_eq!(seen_events.data["by"], "transcript", "{dialect}");
         // The agent takes a prompt for a script, and says which line is none: the transcript's.
-        let said = text(&events);
+        let turn_text = text(&events);
         assert!(
-            said.contains("`The`") || said.contains("User:"),
-            "{dialect}: {said}"
+            turn_text.contains("`The`") || turn_text.contains("User:"),
+            "{dialect}: {turn_text}"
         );
         // What is kept of the message is what was sent.
         let turns = daemon.get(&format!("{chat}/turns")).body;
@@ -292,12 +303,12 @@ fn a_stop_lets_a_tool_call_end_and_the_agent_hears_of_it_at_its_next_turn() {
         let daemon = Daemon::start(&drill);
         let chat = daemon.create("say before\nrun sleep 3\nsay after\nsleep 60s");
         let mut stream = daemon.follow(&chat, None);
-        stream.until("the call", |told| told.name == "call");
+        stream.until("the call", |reported| reported.name == "call");
         // It runs, as its request was allowed.
         eventually(LONG, "it is allowed", || {
             // In ScaiFlux what it claims to need makes it a question.
-            let asks = daemon.get("/approvals").body;
-            if let Some(id) = asks[0]["approval"].as_str() {
+            let requests = daemon.get("/approvals").body;
+            if let Some(id) = requests[0]["approval"].as_str() {
                 daemon.post(&format!("/approvals/{id}"), &json!({"decision": "allow"}));
             }
             number(&drill, "events WHERE kind = 'permission_decided'") == 1
@@ -307,7 +318,9 @@ fn a_stop_lets_a_tool_call_end_and_the_agent_hears_of_it_at_its_next_turn() {
             assert_eq!(stopped.status, 200, "{stopped:?}");
         }
         let events = stream.any_turn();
-        let observed = events.iter().find(|told| told.name == "observation");
+        let observed = events
+            .iter()
+            .find(|reported| reported.name == "observation");
         let observed = observed.unwrap_or_else(|| panic!("{dialect}: {events:#?}"));
         assert_eq!(observed.data["success"], true, "{dialect}: {events:#?}");
         let last = events.last().expect("the end");
@@ -316,12 +329,12 @@ fn a_stop_lets_a_tool_call_end_and_the_agent_hears_of_it_at_its_next_turn() {
         let partial = last.data["partial_response"].as_str().expect("a text");
         assert!(partial.contains("before"), "{dialect}: {partial}");
         let turn = daemon.say(&chat, "recall");
-        let said = text(&stream.turn(&turn));
-        assert!(!said.contains(MARKER), "this prompt is no earlier one");
+        let turn_text = text(&stream.turn(&turn));
+        assert!(!turn_text.contains(MARKER), "this prompt is no earlier one");
         let turn = daemon.say(&chat, "recall");
-        let said = text(&stream.turn(&turn));
-        assert!(said.contains(MARKER), "{dialect}: {said}");
-        assert_eq!(said.matches(MARKER).count(), 1, "once: {said}");
+        let turn_text = text(&stream.turn(&turn));
+        assert!(turn_text.contains(MARKER), "{dialect}: {turn_text}");
+        assert_eq!(turn_text.matches(MARKER).count(), 1, "once: {turn_text}");
         assert_eq!(children(&drill), 1, "{dialect}: the agent lives on");
     }
 }
@@ -332,7 +345,7 @@ fn a_stop_ends_what_waits_too() {
     let daemon = Daemon::start(&drill);
     let chat = daemon.create("say one\nhang");
     let mut stream = daemon.follow(&chat, None);
-    stream.until("it runs", |told| told.name == "chunk");
+    stream.until("it runs", |reported| reported.name == "chunk");
     let waits = daemon.say(&chat, "say two");
     daemon.post(&format!("{chat}/stop"), &json!({}));
     assert_eq!(stream.any_turn().last().expect("an end").name, "stopped");
@@ -342,8 +355,11 @@ fn a_stop_ends_what_waits_too() {
     assert_eq!(turns["items"][1]["turn_id"], *waits, "{turns}");
     assert_eq!(turns["items"][1]["outcome"], "cancelled", "{turns}");
     let turn = daemon.say(&chat, "say three");
-    let said = text(&stream.turn(&turn));
-    assert!(said.contains("three") && !said.contains("two"), "{said}");
+    let turn_text = text(&stream.turn(&turn));
+    assert!(
+        turn_text.contains("three") && !turn_text.contains("two"),
+        "{turn_text}"
+    );
 }
 
 #[test]
@@ -399,7 +415,7 @@ fn a_question_is_told_and_answered_and_waits_for_no_timer() {
     let daemon = Daemon::start(&drill);
     let chat = daemon.create("run touch made.txt");
     let mut stream = daemon.follow(&chat, None);
-    let events = stream.until("the question", |told| told.name == "approval");
+    let events = stream.until("the question", |reported| reported.name == "approval");
     let ask = &events.last().expect("it").data;
     assert_eq!(ask["tool"], "execute", "{ask}");
     assert_eq!(ask["facts"]["parts"][0]["words"][0], "touch", "{ask}");
@@ -408,8 +424,8 @@ fn a_question_is_told_and_answered_and_waits_for_no_timer() {
     thread::sleep(Duration::from_millis(2500));
     assert_eq!(daemon.get(&chat).body["state"], "running");
     let page = format!("/approvals/{}", ask["id"].as_str().expect("an id"));
-    let said = daemon.post(&page, &json!({"decision": "allow"}));
-    assert_eq!(said.status, 200, "{said:?}");
+    let message = daemon.post(&page, &json!({"decision": "allow"}));
+    assert_eq!(message.status, 200, "{message:?}");
     let events = stream.any_turn();
     assert_eq!(events.last().expect("the end").name, "done", "{events:#?}");
 }
@@ -420,7 +436,7 @@ fn a_stop_of_the_daemon_ends_the_streams_and_what_waits_goes_on_with_the_next() 
     let mut daemon = Daemon::start(&drill);
     let chat = daemon.create("say one\nhang");
     let mut stream = daemon.follow(&chat, None);
-    let events = stream.until("it runs", |told| told.name == "chunk");
+    let events = stream.until("it runs", |reported| reported.name == "chunk");
     let waits = daemon.say(&chat, "say two");
     daemon.running.signal("TERM");
     let ended = stream.any_turn();
@@ -428,7 +444,10 @@ fn a_stop_of_the_daemon_ends_the_streams_and_what_waits_goes_on_with_the_next() 
     assert!(stream.next(LONG).is_none());
     assert!(stream.is_over, "a clean end");
     assert_eq!(daemon.running.wait(LONG), Some(0));
-    let after = ended.last().or(events.last()).map(|told| told.id.clone());
+    let after = ended
+        .last()
+        .or(events.last())
+        .map(|reported| reported.id.clone());
     let daemon = Daemon::start(&drill);
     let events = daemon.follow(&chat, after.as_deref()).turn(&waits);
     assert_eq!(events.last().expect("an end").name, "done", "{events:#?}");

@@ -103,8 +103,8 @@ fn the_agent_hears_of_a_stop_of_its_first_turn() {
     let turn = daemon.say(&chat, "say next");
     stream.turn(&turn);
     let turn = daemon.say(&chat, "recall");
-    let said = text(&stream.turn(&turn));
-    assert_eq!(said.matches(MARKER).count(), 1, "{said}");
+    let turn_text = text(&stream.turn(&turn));
+    assert_eq!(turn_text.matches(MARKER).count(), 1, "{turn_text}");
 }
 
 #[test]
@@ -119,12 +119,13 @@ fn a_chat_that_is_created_twice_under_a_key_is_one() {
     let same = r#"{"role": "dev", "goal": "say one"}"#;
     let both = thread::scope(|scope| {
         let (daemon, create) = (&daemon, &create);
-        let asks = (0..8).map(|at| {
+        let requests = (0..8).map(|at| {
             let body = if at % 2 == 0 { one } else { same };
             scope.spawn(move || create(daemon, "k", body))
         });
-        let asks: Vec<_> = asks.collect();
-        asks.into_iter()
+        let requests: Vec<_> = requests.collect();
+        requests
+            .into_iter()
             .map(|ask| ask.join().expect("answered"))
             .collect::<Vec<_>>()
     });

@@ -21,10 +21,10 @@ fn killed(mut daemon: Daemon) {
 
 /// The turns that were stopped, in the order in which that was told.
 fn stopped(events: &[StreamEvent]) -> Vec<&str> {
-    let stopped = events.iter().filter(|told| told.name == "stopped");
-    let ids = stopped.map(|told| {
-        assert_eq!(told.data["reason"], "user_cancelled", "{told:?}");
-        told.data["turn_id"].as_str().expect("a turn's id")
+    let stopped = events.iter().filter(|reported| reported.name == "stopped");
+    let ids = stopped.map(|reported| {
+        assert_eq!(reported.data["reason"], "user_cancelled", "{reported:?}");
+        reported.data["turn_id"].as_str().expect("a turn's id")
     });
     ids.collect()
 }
@@ -35,7 +35,7 @@ fn a_question_from_before_a_kill_is_told_again_with_its_id_and_its_time() {
     let daemon = Daemon::start(&drill);
     let chat = daemon.create("run touch made.txt");
     let mut stream = daemon.follow(&chat, None);
-    let events = stream.until("the question", |told| told.name == "approval");
+    let events = stream.until("the question", |reported| reported.name == "approval");
     let first = events.last().expect("it").clone();
     killed(daemon);
     let daemon = Daemon::start(&drill);
@@ -43,23 +43,27 @@ fn a_question_from_before_a_kill_is_told_again_with_its_id_and_its_time() {
     let lost = stream.any_turn();
     assert_eq!(lost.last().expect("an end").data["outcome"], "lost");
     daemon.say(&chat, "run touch made.txt");
-    let events = stream.until("the question again", |told| told.name == "approval");
+    let events = stream.until("the question again", |reported| reported.name == "approval");
     let again = events.last().expect("it");
     for part in ["id", "deadline", "tool", "rule"] {
         assert_eq!(again.data[part], first.data[part], "{part}: {again:?}");
     }
     let page = format!("/approvals/{}", first.data["id"].as_str().expect("an id"));
-    let said = daemon.post(&page, &json!({"decision": "allow"}));
-    assert_eq!(said.status, 200, "{said:?}");
+    let message = daemon.post(&page, &json!({"decision": "allow"}));
+    assert_eq!(message.status, 200, "{message:?}");
     let events = stream.any_turn();
     assert_eq!(events.last().expect("the end").name, "done", "{events:#?}");
     // Later it is told the same, though it is answered.
-    let all = daemon.follow(&chat, None).until("the end", |told| {
-        told.name == "done" && told.data["turn_id"] == events.last().expect("it").data["turn_id"]
+    let all = daemon.follow(&chat, None).until("the end", |reported| {
+        reported.name == "done"
+            && reported.data["turn_id"] == events.last().expect("it").data["turn_id"]
     });
-    let asks: Vec<_> = all.iter().filter(|told| told.name == "approval").collect();
-    assert_eq!(asks.len(), 2, "{all:#?}");
-    assert_eq!(asks[1].data["deadline"], first.data["deadline"]);
+    let requests: Vec<_> = all
+        .iter()
+        .filter(|reported| reported.name == "approval")
+        .collect();
+    assert_eq!(requests.len(), 2, "{all:#?}");
+    assert_eq!(requests[1].data["deadline"], first.data["deadline"]);
 }
 
 #[test]
@@ -68,12 +72,12 @@ fn each_message_that_is_stopped_is_told_of_once_by_its_id_and_the_agent_lives_on
     let daemon = Daemon::start(&drill);
     let chat = daemon.create("say one\nsleep 600s");
     let mut stream = daemon.follow(&chat, None);
-    stream.until("it runs", |told| told.name == "chunk");
+    stream.until("it runs", |reported| reported.name == "chunk");
     let waiting = [daemon.say(&chat, "say two"), daemon.say(&chat, "say three")];
     let stop = daemon.post(&format!("{chat}/stop"), &json!({}));
     assert_eq!(stop.status, 200, "{stop:?}");
-    let events = stream.until("the last of them", |told| {
-        told.data["turn_id"] == *waiting[1]
+    let events = stream.until("the last of them", |reported| {
+        reported.data["turn_id"] == *waiting[1]
     });
     let ids = stopped(&events);
     assert_eq!(ids.len(), 3, "{events:#?}");
@@ -82,12 +86,12 @@ fn each_message_that_is_stopped_is_told_of_once_by_its_id_and_the_agent_lives_on
     daemon.say(&chat, "say four");
     stream.any_turn();
     let turn = daemon.say(&chat, "recall");
-    let said = text(&stream.turn(&turn));
+    let turn_text = text(&stream.turn(&turn));
     let marker = "[System: Response was interrupted by user (user_cancelled)]";
-    assert!(said.contains(marker), "{said}");
+    assert!(turn_text.contains(marker), "{turn_text}");
     assert!(
-        !said.contains("say two") && !said.contains("say three"),
-        "{said}"
+        !turn_text.contains("say two") && !turn_text.contains("say three"),
+        "{turn_text}"
     );
     assert_eq!(
         number(&drill, "count(*) FROM events WHERE kind = 'child_started'"),
@@ -145,8 +149,11 @@ fn a_stop_in_the_first_moment_leaves_no_instructions_out() {
         daemon.say(&chat, "say hello");
         stream.any_turn();
         let turn = daemon.say(&chat, "recall");
-        let said = text(&stream.turn(&turn));
-        assert!(said.contains("# You are careful."), "{at}: {said}");
+        let turn_text = text(&stream.turn(&turn));
+        assert!(
+            turn_text.contains("# You are careful."),
+            "{at}: {turn_text}"
+        );
         let closed = daemon.request("DELETE", &chat, "", "");
         assert_eq!(closed.status, 200, "{closed:?}");
     }
@@ -162,10 +169,10 @@ fn a_closed_chat_takes_no_messages_and_leaves_nothing_behind() {
     let daemon = Daemon::start(&drill);
     let idle = daemon.create("say one");
     let mut stream = daemon.follow(&idle, None);
-    let said = stream.any_turn();
+    let text = stream.any_turn();
     let busy = daemon.create("say before\nsleep 600s");
     let mut other = daemon.follow(&busy, None);
-    other.until("it runs", |told| told.name == "chunk");
+    other.until("it runs", |reported| reported.name == "chunk");
     let waits = daemon.say(&busy, "say never");
     for chat in [&idle, &busy] {
         let id = chat.rsplit('/').next().expect("an id");
@@ -199,10 +206,10 @@ fn a_closed_chat_takes_no_messages_and_leaves_nothing_behind() {
         0
     );
     // What was said can still be read; and after a restart nothing is taken up.
-    assert_eq!(daemon.follow(&idle, None).any_turn(), said);
+    assert_eq!(daemon.follow(&idle, None).any_turn(), text);
     killed(daemon);
     let daemon = Daemon::start(&drill);
-    assert_eq!(daemon.follow(&idle, None).any_turn(), said);
+    assert_eq!(daemon.follow(&idle, None).any_turn(), text);
     assert_eq!(state_of(&daemon, &busy), "closed");
     let strange = "/api/v1/workspaces/main/chats/none";
     assert_eq!(daemon.request("DELETE", strange, "", "").status, 404);

@@ -31,12 +31,12 @@ fn seeded_random() -> StdRng {
 fn say(daemon: &Daemon, chat: &str, content: &str) -> String {
     let end = Instant::now() + 2 * LONG;
     loop {
-        let said = daemon.post(chat, &json!({"content": content}));
-        if said.status == 202 {
-            return said.body["turn_id"].as_str().expect("an id").to_owned();
+        let message = daemon.post(chat, &json!({"content": content}));
+        if message.status == 202 {
+            return message.body["turn_id"].as_str().expect("an id").to_owned();
         }
-        assert_eq!(said.status, 429, "{said:?}");
-        assert!(Instant::now() < end, "no room in time: {said:?}");
+        assert_eq!(message.status, 429, "{message:?}");
+        assert!(Instant::now() < end, "no room in time: {message:?}");
         thread::sleep(Duration::from_millis(200));
     }
 }
@@ -56,13 +56,17 @@ fn connect(daemon: &Daemon, chat: &str, after: Option<&str>, way: usize) -> Sse 
 }
 
 /// An event of either shape as it is in the named one.
-fn named(told: StreamEvent) -> StreamEvent {
-    if !told.name.is_empty() {
-        return told;
+fn named(event: StreamEvent) -> StreamEvent {
+    if !event.name.is_empty() {
+        return event;
     }
-    let name = told.data["type"].as_str().expect("a type").to_owned();
-    let data = told.data["data"].clone();
-    StreamEvent { name, data, ..told }
+    let name = event.data["type"].as_str().expect("a type").to_owned();
+    let data = event.data["data"].clone();
+    StreamEvent {
+        name,
+        data,
+        ..event
+    }
 }
 
 #[test]
@@ -77,28 +81,31 @@ fn a_stream_that_is_cut_at_random_has_the_sequence_of_one_that_is_not() {
     let mut stream = daemon.follow(&chat, None);
     let of = turn.clone();
     let whole = thread::spawn(move || stream.turn(&of));
-    let mut dice = seeded_random();
+    let mut random = seeded_random();
     let mut got: Vec<StreamEvent> = Vec::new();
     for _ in 0..count(100) {
-        let after = got.last().map(|told| told.id.clone());
-        let mut stream = connect(&daemon, &chat, after.as_deref(), dice.random_range(0..4));
-        for _ in 0..dice.random_range(0..=30) {
-            let Some(told) = stream.next(Duration::from_millis(20)) else {
+        let after = got.last().map(|seen_events| seen_events.id.clone());
+        let mut stream = connect(&daemon, &chat, after.as_deref(), random.random_range(0..4));
+        for _ in 0..random.random_range(0..=30) {
+            let Some(seen_events) = stream.next(Duration::from_millis(20)) else {
                 break;
             };
-            got.push(named(told));
+            got.push(named(seen_events));
         }
     }
-    let is_its_end = |told: &StreamEvent| told.data["turn_id"] == *turn;
+    let is_its_end = |seen_events: &StreamEvent| seen_events.data["turn_id"] == *turn;
     assert!(!got.iter().any(is_its_end), "all cuts are in the turn");
     let stopped = daemon.post(&format!("{chat}/stop"), &json!({}));
     assert_eq!(stopped.status, 200, "{stopped:?}");
-    let after = got.last().map(|told| told.id.clone());
+    let after = got.last().map(|seen_events| seen_events.id.clone());
     got.extend(daemon.follow(&chat, after.as_deref()).turn(&turn));
     let expected = whole.join().expect("read to the end");
     assert_eq!(got.len(), expected.len());
     assert!(got == expected, "in another order, or with other contents");
-    let ids: BTreeSet<&str> = got.iter().map(|told| told.id.as_str()).collect();
+    let ids: BTreeSet<&str> = got
+        .iter()
+        .map(|seen_events| seen_events.id.as_str())
+        .collect();
     assert_eq!(ids.len(), got.len(), "each id is one event's");
     println!("{} events, {} cuts in the turn", got.len(), count(100));
 }
@@ -123,14 +130,14 @@ fn a_hundred_prompts_at_once_to_an_unloaded_chat_start_one_child() {
             .collect();
         let mut accepted = Vec::new();
         for sender in senders {
-            let said = sender.join().expect("sent");
-            match said.status {
+            let seen = sender.join().expect("sent");
+            match seen.status {
                 202 => accepted.push((
-                    said.body["sequence"].as_u64().expect("a place"),
-                    said.body["turn_id"].as_str().expect("an id").to_owned(),
+                    seen.body["sequence"].as_u64().expect("a place"),
+                    seen.body["turn_id"].as_str().expect("an id").to_owned(),
                 )),
-                429 => assert!(said.head.contains("retry-after: "), "{said:?}"),
-                _ => panic!("{said:?}"),
+                429 => assert!(seen.head.contains("retry-after: "), "{seen:?}"),
+                _ => panic!("{seen:?}"),
             }
         }
         accepted.sort();
@@ -151,7 +158,7 @@ fn a_hundred_prompts_at_once_to_an_unloaded_chat_start_one_child() {
         assert_eq!(children(), 2, "{dialect}: one child for all of them");
         let back: Vec<_> = all
             .iter()
-            .filter(|told| told.name == "rehydrated")
+            .filter(|reported| reported.name == "rehydrated")
             .collect();
         assert_eq!(back.len(), 1, "{dialect}");
         assert_eq!(back[0].data["by"], "resume", "{dialect}");
@@ -273,10 +280,10 @@ fn a_daemon_that_is_killed_at_random_loses_and_repeats_nothing() {
     for dialect in DIALECTS {
         let drill = drill(dialect, 2);
         let mut daemon = Daemon::start(&drill);
-        let mut dice = seeded_random();
+        let mut random = seeded_random();
         let chats = [daemon.create("say begin"), daemon.create("say begin")];
         let mut accepted: Vec<Vec<String>> = vec![Vec::new(); chats.len()];
-        let mut told: Vec<Vec<StreamEvent>> = vec![Vec::new(); chats.len()];
+        let mut reported: Vec<Vec<StreamEvent>> = vec![Vec::new(); chats.len()];
         for round in 0..count(5) {
             for (at, chat) in chats.iter().enumerate() {
                 let text = format!("say round{round}-a\nsleep 200ms");
@@ -284,16 +291,16 @@ fn a_daemon_that_is_killed_at_random_loses_and_repeats_nothing() {
                 accepted[at].push(say(&daemon, chat, &format!("say round{round}-b")));
             }
             for (at, chat) in chats.iter().enumerate() {
-                let after = told[at].last().map(|told| told.id.clone());
+                let after = reported[at].last().map(|reported| reported.id.clone());
                 let mut stream = daemon.follow(chat, after.as_deref());
-                for _ in 0..dice.random_range(0..12) {
+                for _ in 0..random.random_range(0..12) {
                     let Some(event) = stream.next(Duration::from_millis(300)) else {
                         break;
                     };
-                    told[at].push(event);
+                    reported[at].push(event);
                 }
             }
-            thread::sleep(Duration::from_millis(dice.random_range(0..600)));
+            thread::sleep(Duration::from_millis(random.random_range(0..600)));
             daemon.running.signal("KILL");
             daemon.running.child.wait().expect("it ends");
             daemon = Daemon::start(&drill);
@@ -302,11 +309,14 @@ fn a_daemon_that_is_killed_at_random_loses_and_repeats_nothing() {
         for (at, chat) in chats.iter().enumerate() {
             let turn = say(&daemon, chat, "say the-end");
             accepted[at].push(turn.clone());
-            let after = told[at].last().map(|told| told.id.clone());
+            let after = reported[at].last().map(|reported| reported.id.clone());
             let mut stream = daemon.follow(chat, after.as_deref());
-            told[at].extend(stream.turn(&turn));
+            reported[at].extend(stream.turn(&turn));
             let whole = daemon.follow(chat, None).turn(&turn);
-            assert!(told[at] == whole, "{dialect}: the stream is what it was");
+            assert!(
+                reported[at] == whole,
+                "{dialect}: the stream is what it was"
+            );
             let turns = daemon.turns(chat);
             let ids: Vec<&str> = turns[1..]
                 .iter()
@@ -318,7 +328,7 @@ fn a_daemon_that_is_killed_at_random_loses_and_repeats_nothing() {
                 let outcome = turn["outcome"].as_str().expect("an end");
                 assert!(matches!(outcome, "completed" | "lost"), "{turn}");
                 let is_its = |of: &&StreamEvent| of.data["turn_id"] == turn["turn_id"];
-                let ends: Vec<_> = told[at].iter().filter(is_its).collect();
+                let ends: Vec<_> = reported[at].iter().filter(is_its).collect();
                 assert_eq!(ends.len(), 1, "{dialect}: {turn} {ends:?}");
                 let name = if outcome == "lost" { "error" } else { "done" };
                 assert_eq!(ends[0].name, name, "{dialect}: {turn}");

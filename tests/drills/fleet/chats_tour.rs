@@ -51,8 +51,8 @@ fn every_line_of_the_tour_works() {
         .output()
         .expect("bash");
     let said = String::from_utf8_lossy(&ran.stdout);
-    let told = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{said}\n{told}");
+    let printed = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{said}\n{printed}");
     for part in [
         "event: chunk\ndata: {\"text\":\"hello",
         "event: call\n",
@@ -71,7 +71,7 @@ fn every_line_of_the_tour_works() {
         "\"reason\":\"goal_met\"",
         "\"mode\":\"autonomous\"",
     ] {
-        assert!(said.contains(part), "{part}: {said}\n{told}");
+        assert!(said.contains(part), "{part}: {said}\n{printed}");
     }
     // The key made the second sending the first.
     assert_eq!(
@@ -87,6 +87,10 @@ fn every_line_of_the_tour_works() {
         ("team.md", "- [x] write a.txt one\n- [x] write b.txt two\n"),
     ] {
         let found = fs::read_to_string(drill.workspace().join(name));
-        assert_eq!(found.ok().as_deref(), Some(text), "{name}: {said}\n{told}");
+        assert_eq!(
+            found.ok().as_deref(),
+            Some(text),
+            "{name}: {said}\n{printed}"
+        );
     }
 }

@@ -47,10 +47,13 @@ fn tasks_are_worked_allowed_and_denied_with_the_reason() {
         .iter()
         .find(|verdict| verdict["decision"] == "deny");
     let reason = &denial.expect("a denial")["reason"];
-    let told = native::events(&drill, "tool_result")
+    let seen_events = native::events(&drill, "tool_result")
         .pop()
         .expect("a result");
-    assert_eq!((&told["output"], &told["is_error"]), (reason, &true.into()));
+    assert_eq!(
+        (&seen_events["output"], &seen_events["is_error"]),
+        (reason, &true.into())
+    );
     // Tokens of each turn, and what the process cost so far.
     let ends = native::events(&drill, "turn_ended");
     assert!(
@@ -108,9 +111,9 @@ fn the_mode_and_the_model_are_set_and_a_mode_that_does_not_ask_parks_the_slot() 
     let drill = Drill::new(&native::pool(CLAUDE, "", keys));
     let (ran, results) = native::run(&drill, &["say hi"]);
     assert_eq!(results[0]["outcome"], "done", "{}", ran.all());
-    let heard = native::ledger(&results[0]);
-    assert!(heard.contains("\"mode\":\"plan\""), "{heard}");
-    assert!(heard.contains("\"model\":\"large\""), "{heard}");
+    let received = native::ledger(&results[0]);
+    assert!(received.contains("\"mode\":\"plan\""), "{received}");
+    assert!(received.contains("\"model\":\"large\""), "{received}");
     let flags = r#", "--permission-mode", "bypassPermissions""#;
     let drill = Drill::new(&native::pool(CLAUDE, flags, ""));
     let (ran, results) = native::run(&drill, &["say hi"]);

@@ -65,14 +65,14 @@ fn run_tasks(drill: &Drill, tasks: &[&str]) -> (String, String) {
     let answers = results
         .iter()
         .filter_map(|result| result["answer"].as_str());
-    let mut said: String = answers.collect();
+    let mut reported: String = answers.collect();
     let lines = ran.stdout.lines();
     for event in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         if event["kind"] == "tool_result" {
-            said.push_str(event["body"]["output"].as_str().unwrap_or_default());
+            reported.push_str(event["body"]["output"].as_str().unwrap_or_default());
         }
     }
-    (said, ran.all())
+    (reported, ran.all())
 }
 
 /// How many sockets of helpers an agent took, and how many of those took a descriptor from it.
@@ -83,14 +83,17 @@ fn theft(more: &str) -> (u32, u32) {
         script.push_str("\nclient-read README.md\nterminal true");
     }
     script.push_str("\nrun touch stop; until test -s loot; do sleep 0.1; done; cat loot");
-    let (said, all) = run_tasks(&drill, &[&script]);
-    let loot = said.rsplit("taken ").next().unwrap_or_default().trim();
+    let (reported, all) = run_tasks(&drill, &[&script]);
+    let loot = reported.rsplit("taken ").next().unwrap_or_default().trim();
     let (taken, accepted) = loot
         .split_once(" accepted ")
-        .unwrap_or_else(|| panic!("{said}\n{all}"));
+        .unwrap_or_else(|| panic!("{reported}\n{all}"));
     let number = |text: &str| text.trim().parse::<u32>().expect("a number");
     // Nothing was disturbed.
-    assert!(said.contains("{\"terminalId\":\"terminal-40\"}"), "{said}");
+    assert!(
+        reported.contains("{\"terminalId\":\"terminal-40\"}"),
+        "{reported}"
+    );
     (number(taken), number(accepted))
 }
 
@@ -107,14 +110,14 @@ fn files_that_wait_do_not_begin_after_their_turn() {
     // An agent that is late to hear its first answer is late to end its turn, and then more were begun.
     for _ in 0..8 {
         let drill = drill(WILD, "session = \"slot\"");
-        let (said, all) = run_tasks(&drill, &["flood", "count"]);
+        let (reported, all) = run_tasks(&drill, &["flood", "count"]);
         let of = |word: &str| -> usize {
-            let mut words = said.split_whitespace().skip_while(|of| *of != word);
-            let number = words.nth(1).unwrap_or_else(|| panic!("{said}\n{all}"));
+            let mut words = reported.split_whitespace().skip_while(|of| *of != word);
+            let number = words.nth(1).unwrap_or_else(|| panic!("{reported}\n{all}"));
             number.parse().expect("a number")
         };
-        assert_eq!(of("answered"), 60, "each is answered: {said}");
-        assert_eq!(of("made") + of("cancelled"), 60, "{said}");
+        assert_eq!(of("answered"), 60, "each is answered: {reported}");
+        assert_eq!(of("made") + of("cancelled"), 60, "{reported}");
         // Those that were begun, and what was answered meanwhile.
         if (1..30).contains(&of("made")) {
             return;
@@ -126,8 +129,8 @@ fn files_that_wait_do_not_begin_after_their_turn() {
 #[test]
 fn who_waits_for_a_command_that_never_began_is_answered() {
     let drill = drill(WILD, "timeouts = { silence = \"30s\" }");
-    let (said, all) = run_tasks(&drill, &["ghost"]);
-    assert!(said.contains("unanswered 0"), "{said}\n{all}");
+    let (reported, all) = run_tasks(&drill, &["ghost"]);
+    assert!(reported.contains("unanswered 0"), "{reported}\n{all}");
 }
 
 #[test]
@@ -149,13 +152,13 @@ fn a_write_that_was_held_up_does_not_land_after_it_was_given_up() {
     let drill = drill(WILD, "");
     // The process may have written before it can be stopped.
     for _ in 0..5 {
-        let (said, all) = run_tasks(&drill, &["stopped"]);
-        if said.contains("missed") {
+        let (reported, all) = run_tasks(&drill, &["stopped"]);
+        if reported.contains("missed") {
             continue;
         }
-        assert!(said.contains("late False left 0"), "{said}\n{all}");
+        assert!(reported.contains("late False left 0"), "{reported}\n{all}");
         // When it was given up, nobody knew.
-        assert!(said.contains("it may have been written"), "{said}");
+        assert!(reported.contains("it may have been written"), "{reported}");
         assert!(all.contains("file_updated"), "{all}");
         return;
     }
@@ -173,8 +176,8 @@ fn a_person_is_shown_directory_variables_and_the_text_that_is_written() {
     let shown: Vec<String> = editor
         .asked
         .iter()
-        .map(|asked| {
-            let text = &asked["toolCall"]["content"][0]["content"]["text"];
+        .map(|requested| {
+            let text = &requested["toolCall"]["content"][0]["content"]["text"];
             text.as_str().expect("a text").to_owned()
         })
         .collect();

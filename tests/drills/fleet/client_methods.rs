@@ -113,9 +113,9 @@ fn copied(drill: &Drill, name: &str) -> PathBuf {
 fn an_agent_reads_and_writes_by_its_client_and_all_of_it_is_on_record() {
     let drill = Drill::new(&pool(""));
     let script = "client-read README.md\nclient-write notes/none.txt x\nclient-write notes.txt hello there\nclient-read notes.txt\nclient-read missing.txt\nclient fs/read_text_file {\"path\":\"/workspace/README.md\",\"line\":2}";
-    let told = tell(&drill, script);
-    assert_eq!(told.ran.code, Some(0), "{}", told.ran.all());
-    told.has("fs/read_text_file ok {\"content\":\"# A project\\n\"}")
+    let events = tell(&drill, script);
+    assert_eq!(events.ran.code, Some(0), "{}", events.ran.all());
+    events.has("fs/read_text_file ok {\"content\":\"# A project\\n\"}")
         .has("fs/write_text_file ok {}")
         .has("fs/read_text_file ok {\"content\":\"hello there\\n\"}")
         .has("fs/read_text_file error -32002 Resource not found: /workspace/missing.txt (ENOENT: No such file or directory)")
@@ -131,17 +131,18 @@ fn an_agent_reads_and_writes_by_its_client_and_all_of_it_is_on_record() {
         0o644
     );
     // Every one was asked, decided and counted; a file is told when it has changed.
-    let asked = told.of("permission_requested");
-    assert_eq!(asked.len(), 6, "{}", told.ran.stdout);
-    assert_eq!(asked[2]["tool"], "fs/write_text_file");
-    assert_eq!(asked[2]["input"]["bytes"], 12);
+    let requested = events.of("permission_requested");
+    assert_eq!(requested.len(), 6, "{}", events.ran.stdout);
+    assert_eq!(requested[2]["tool"], "fs/write_text_file");
+    assert_eq!(requested[2]["input"]["bytes"], 12);
     assert!(
-        told.of("permission_decided")
+        events
+            .of("permission_decided")
             .iter()
             .all(|body| body["decision"] == "allow")
     );
-    assert_eq!(told.of("file_updated")[0]["path"], "/workspace/notes.txt");
-    assert!(told.place("permission_decided") < told.place("file_updated"));
+    assert_eq!(events.of("file_updated")[0]["path"], "/workspace/notes.txt");
+    assert!(events.place("permission_decided") < events.place("file_updated"));
     let database = drill.database();
     let row =
         "SELECT count(*) FROM permission_requests WHERE tool LIKE 'fs/%' AND decision = 'allow'";
@@ -154,19 +155,21 @@ fn an_agent_reads_and_writes_by_its_client_and_all_of_it_is_on_record() {
 #[test]
 fn nothing_is_offered_unless_the_pool_says_so() {
     let off = pool("").replace("client_fs = \"write\"\nclient_terminal = true\n", "");
-    let told = tell(&Drill::new(&off), "client-read README.md\nterminal ls");
-    told.has("fs/read_text_file error -32601")
+    let events = tell(&Drill::new(&off), "client-read README.md\nterminal ls");
+    events
+        .has("fs/read_text_file error -32601")
         .has("terminal/create error -32601");
-    assert!(told.of("permission_requested").is_empty());
+    assert!(events.of("permission_requested").is_empty());
     let only = pool("").replace(
         "client_fs = \"write\"\nclient_terminal = true\n",
         "client_fs = \"read\"\n",
     );
-    let told = tell(
+    let events = tell(
         &Drill::new(&only),
         "client-read README.md\nclient-write x y\nterminal ls",
     );
-    told.has("fs/read_text_file ok")
+    events
+        .has("fs/read_text_file ok")
         .has("fs/write_text_file error -32601")
         .has("terminal/create error -32601");
     for (keys, part) in [
@@ -272,12 +275,16 @@ fn every_escape_is_refused_and_its_harmless_sister_is_not() {
         ("client-read bad", "-32602", "UTF-8"),
     ];
     let script: Vec<&str> = steps.iter().map(|(step, ..)| *step).collect();
-    let told = tell(&drill, &script.join("\n"));
-    let mut said = told.text.lines().filter(|line| line.starts_with("fs/"));
+    let events = tell(&drill, &script.join("\n"));
+    let mut turn_text = events.text.lines().filter(|line| line.starts_with("fs/"));
     for (step, code, part) in steps.iter().filter(|(step, ..)| step.starts_with("client")) {
-        let line = said
-            .next()
-            .unwrap_or_else(|| panic!("nothing said of {step}\n{}\n{}", told.text, told.ran.all()));
+        let line = turn_text.next().unwrap_or_else(|| {
+            panic!(
+                "nothing said of {step}\n{}\n{}",
+                events.text,
+                events.ran.all()
+            )
+        });
         let expect = if code.is_empty() {
             " ok ".to_owned()
         } else {
@@ -314,15 +321,15 @@ fn a_directory_that_a_real_process_swaps_for_a_link_is_never_followed() {
     // Who wins is chance, so a session may see one side of the race only; then there is another.
     let (mut inside, mut refused) = (0, 0);
     for _ in 0..12 {
-        let told = tell(&drill, &script);
-        let count = |part: &str| told.text.matches(part).count();
-        assert_eq!(count("{\"content\":\"outside\"}"), 0, "{}", told.text);
-        let results = told.of("tool_result");
+        let events = tell(&drill, &script);
+        let count = |part: &str| events.text.matches(part).count();
+        assert_eq!(count("{\"content\":\"outside\"}"), 0, "{}", events.text);
+        let results = events.of("tool_result");
         let listed = results.last().expect("ls")["output"].to_string();
         assert!(
             listed.contains("outside") && !listed.contains("made"),
             "{listed}\n{}",
-            told.ran.all()
+            events.ran.all()
         );
         inside += count("{\"content\":\"inside\"}");
         // Only these were judged at one place and opened when a link was on the way.
@@ -340,8 +347,9 @@ fn a_directory_that_a_real_process_swaps_for_a_link_is_never_followed() {
 fn a_terminal_runs_exactly_what_was_judged_and_is_told_live() {
     let drill = open("");
     let script = "terminal sh -c 'echo out; echo err >&2; pwd; exit 3'\nterminal printf %s|%s| 'a b' $(id)\nterminal cat .env\nterminal no-such-program\nterminal sudo ls\nclient terminal/create {\"command\":\"sh\",\"args\":[\"-c\",\"pwd; echo $GREETING; kill -9 $$\"],\"cwd\":\"/workspace/src\",\"env\":[{\"name\":\"GREETING\",\"value\":\"hi\"}]}\nclient terminal/wait_for_exit {\"terminalId\":\"$TERMINAL\"}\nclient terminal/output {\"terminalId\":\"$TERMINAL\"}\nclient terminal/release {\"terminalId\":\"$TERMINAL\"}\nclient terminal/output {\"terminalId\":\"$TERMINAL\"}";
-    let told = tell(&drill, script);
-    told.has("terminal/wait_for_exit ok {\"exitCode\":3,\"signal\":null}")
+    let events = tell(&drill, script);
+    events
+        .has("terminal/wait_for_exit ok {\"exitCode\":3,\"signal\":null}")
         .has("\"output\":\"out\\nerr\\n/workspace\\n\"")
         .has("\"output\":\"a b|$(id)|\"")
         .has("error -32603 permission denied: ")
@@ -351,19 +359,19 @@ fn a_terminal_runs_exactly_what_was_judged_and_is_told_live() {
         .has("terminal/wait_for_exit ok {\"exitCode\":null,\"signal\":\"SIGKILL\"}")
         .has("\"output\":\"/workspace/src\\nhi\\n\"")
         .has("terminal/output error -32002 Resource not found: terminal terminal-");
-    let started = told.of("terminal_started");
+    let started = events.of("terminal_started");
     assert_eq!(started[0]["argv"][2], "echo out; echo err >&2; pwd; exit 3");
     assert_eq!(started[0]["cwd"], "/workspace");
-    assert!(told.of("terminal_output").iter().any(|body| {
+    assert!(events.of("terminal_output").iter().any(|body| {
         body["delta"]
             .as_str()
             .is_some_and(|delta| delta.contains("out"))
     }));
-    let ended = told.of("terminal_ended");
+    let ended = events.of("terminal_ended");
     assert_eq!(ended.len(), started.len());
     assert_eq!(ended[0]["status"]["code"], 3);
-    assert!(told.place("permission_decided") < told.place("terminal_started"));
-    assert!(told.place("terminal_started") < told.place("terminal_output"));
+    assert!(events.place("permission_decided") < events.place("terminal_started"));
+    assert!(events.place("terminal_started") < events.place("terminal_output"));
 }
 
 #[test]
@@ -404,30 +412,32 @@ fn variables_and_directories_that_change_a_command_are_refused() {
     script.push(env("GREETING"));
     script.push("client terminal/wait_for_exit {\"terminalId\":\"$TERMINAL\"}".to_owned());
     script.push("client terminal/output {\"terminalId\":\"$TERMINAL\"}".to_owned());
-    let told = tell(&drill, &script.join("\n"));
-    let errors = told
+    let events = tell(&drill, &script.join("\n"));
+    let errors = events
         .text
         .matches("terminal/create error -32603 permission denied")
         .count();
-    assert_eq!(errors, refused, "{}", told.text);
-    told.has("terminal/create ok")
+    assert_eq!(errors, refused, "{}", events.text);
+    events
+        .has("terminal/create ok")
         .has("GREETING=/workspace/x")
         .has("PATH=/usr/local/bin:/usr/bin:/bin");
-    assert_eq!(told.of("terminal_started").len(), 1);
+    assert_eq!(events.of("terminal_started").len(), 1);
 }
 
 #[test]
 fn output_has_its_limit_and_a_flood_is_told_only_in_part() {
     let drill = open("");
     let script = "client terminal/create {\"command\":\"sh\",\"args\":[\"-c\",\"printf aééb\"],\"outputByteLimit\":4}\nclient terminal/wait_for_exit {\"terminalId\":\"$TERMINAL\"}\nclient terminal/output {\"terminalId\":\"$TERMINAL\"}\nclient terminal/create {\"command\":\"sh\",\"args\":[\"-c\",\"yes 12345678 | head -c 9000000; echo the end\"],\"outputByteLimit\":20}\nclient terminal/wait_for_exit {\"terminalId\":\"$TERMINAL\"}\nclient terminal/output {\"terminalId\":\"$TERMINAL\"}";
-    let told = tell(&drill, script);
-    told.has("\"output\":\"éb\",\"truncated\":true")
+    let events = tell(&drill, script);
+    events
+        .has("\"output\":\"éb\",\"truncated\":true")
         .has("the end\\n\",\"truncated\":true");
-    let ended = told.of("terminal_ended");
+    let ended = events.of("terminal_ended");
     assert_eq!(ended[1]["bytes"], 9_000_008);
     let untold = ended[1]["omitted_bytes"].as_u64().expect("a number");
     assert!(untold >= 7_900_000, "{untold}");
-    let outputs = told.of("terminal_output");
+    let outputs = events.of("terminal_output");
     let told_bytes: usize = outputs
         .iter()
         .filter_map(|body| body["delta"].as_str())
@@ -445,21 +455,21 @@ fn a_seventeenth_terminal_is_refused_until_one_is_released() {
         create.repeat(17)
     );
     let began = Instant::now();
-    let told = tell(&drill, &script);
+    let events = tell(&drill, &script);
     assert_eq!(
-        told.text.matches("terminal/create ok").count(),
+        events.text.matches("terminal/create ok").count(),
         17,
         "{}",
-        told.text
+        events.text
     );
     assert_eq!(
-        told.text.matches("16 terminals are open").count(),
+        events.text.matches("16 terminals are open").count(),
         1,
         "{}",
-        told.text
+        events.text
     );
     // They end with their session, each told once.
-    assert_eq!(told.of("terminal_ended").len(), 17);
+    assert_eq!(events.of("terminal_ended").len(), 17);
     assert!(began.elapsed() < Duration::from_secs(300));
     eventually(LONG, "nothing is left", || drill.agents().is_empty());
 }
@@ -471,21 +481,25 @@ fn a_kill_ends_the_whole_tree_of_its_terminal_and_no_other() {
     let script = format!(
         "client terminal/create {{\"command\":\"sleep\",\"args\":[\"7655\"]}}\nclient terminal/create {{\"command\":\"sh\",\"args\":[\"-c\",\"{tree}\"]}}\nrun until test $(pgrep -fxc 'sleep 7654') -eq 2; do sleep 0.1; done; pgrep -fxc 'sleep 7654'\nclient terminal/kill {{\"terminalId\":\"$TERMINAL\"}}\nrun pgrep -fc '[s]leep 7654'\nrun pgrep -fc '[s]leep 7655'\nclient terminal/output {{\"terminalId\":\"$TERMINAL\"}}\nclient terminal/kill {{\"terminalId\":\"$TERMINAL\"}}"
     );
-    let told = tell(&drill, &script);
-    let results: Vec<String> = told
+    let events = tell(&drill, &script);
+    let results: Vec<String> = events
         .of("tool_result")
         .iter()
         .map(|body| body["output"].to_string())
         .collect();
     assert!(results[0].starts_with("\"2"), "{results:?}");
-    assert!(results[1].starts_with("\"0"), "{results:?}\n{}", told.text);
+    assert!(
+        results[1].starts_with("\"0"),
+        "{results:?}\n{}",
+        events.text
+    );
     assert!(results[2].starts_with("\"1"), "{results:?}");
-    told.has("\"exitStatus\":{\"exitCode\":null,\"signal\":\"SIGKILL\"}");
+    events.has("\"exitStatus\":{\"exitCode\":null,\"signal\":\"SIGKILL\"}");
     assert_eq!(
-        told.text.matches("terminal/kill ok {}").count(),
+        events.text.matches("terminal/kill ok {}").count(),
         2,
         "{}",
-        told.text
+        events.text
     );
 }
 

@@ -50,11 +50,11 @@ fn tasks_are_worked_allowed_and_denied_and_the_reason_is_told_with_the_next_prom
         .iter()
         .find(|verdict| verdict["decision"] == "deny");
     let reason = denial.expect("a denial")["reason"].as_str().expect("one");
-    let heard = native::ledger(&results[2]);
-    let prompt = heard.lines().rfind(|line| line.contains("\"prompt\""));
+    let received = native::ledger(&results[2]);
+    let prompt = received.lines().rfind(|line| line.contains("\"prompt\""));
     assert!(
         prompt.expect("a prompt").contains(reason),
-        "{reason}: {heard}"
+        "{reason}: {received}"
     );
     // Tokens of each turn, not of the thread.
     let used: Vec<_> = native::events(&drill, "turn_ended")

@@ -154,8 +154,8 @@ fn it_makes_an_allow_a_deny_and_never_a_deny_an_allow() {
             denied.reason,
             "the delegate own denies this: not the\\nreadme \\u{202e}"
         );
-        let said = json!({"name": "own", "answer": "deny", "policy": "allow"});
-        assert_eq!(denied.facts["delegate"], said);
+        let message = json!({"name": "own", "answer": "deny", "policy": "allow"});
+        assert_eq!(denied.facts["delegate"], message);
         assert_eq!(rows[1].facts["delegate"]["answer"], "allow");
         // What the policy denies it is not asked about, and with nobody to ask it is the same.
         assert_eq!(rows[2].facts["delegate"], Value::Null);
@@ -255,8 +255,13 @@ fn what_a_person_allows_it_may_still_deny() {
     const ANSWERS: [&str; 8] = [
         "allow", "allow", "ask", "ask", "allow", "deny", "allow", "nonsense",
     ];
-    let asked = AtomicUsize::new(0);
-    let server = opa(move |_| (ANSWERS[asked.fetch_add(1, Ordering::SeqCst)], "by then"));
+    let request_count = AtomicUsize::new(0);
+    let server = opa(move |_| {
+        (
+            ANSWERS[request_count.fetch_add(1, Ordering::SeqCst)],
+            "by then",
+        )
+    });
     let drill = Drill::new(&pools("acp", 1, "", &by_url(&server, "")));
     let _daemon = daemon(&drill);
     for (number, (outcome, part)) in [
@@ -270,9 +275,14 @@ fn what_a_person_allows_it_may_still_deny() {
     {
         let ended = client(&drill, &[&format!("run touch made-{number}.txt")]);
         let ask = waiting(&drill, 1).remove(0);
-        let said = answer(&drill, "approve", &ask, &["--remember", "session"]);
-        assert_eq!(said.code == Some(0), part.is_empty(), "{}", said.all());
-        assert!(said.stderr.contains(part), "{}", said.all());
+        let reported = answer(&drill, "approve", &ask, &["--remember", "session"]);
+        assert_eq!(
+            reported.code == Some(0),
+            part.is_empty(),
+            "{}",
+            reported.all()
+        );
+        assert!(reported.stderr.contains(part), "{}", reported.all());
         assert_eq!(result(&drill, ended)["outcome"], outcome, "{number}");
         assert_eq!(server.got().len(), 2 * (number + 1));
     }
@@ -425,13 +435,13 @@ fn a_program_that_fails_denies_and_nothing_of_it_is_left() {
     let _daemon = daemon(&drill);
     let ended = client(&drill, &["ask 6 README.md"]);
     assert_eq!(result(&drill, ended)["outcome"], "denied");
-    let said = |row: &Row| {
+    let text = |row: &Row| {
         row.facts["delegate"]["answer"]
             .as_str()
             .unwrap_or_default()
             .to_owned()
     };
-    let kinds: Vec<_> = rows(&drill).iter().map(said).collect();
+    let kinds: Vec<_> = rows(&drill).iter().map(text).collect();
     assert_eq!(
         kinds,
         [
@@ -459,7 +469,7 @@ fn a_program_that_fails_denies_and_nothing_of_it_is_left() {
     assert!(killed.expect("kill").success());
     assert_eq!(result(&drill, ended)["outcome"], "denied");
     let last = rows(&drill).pop().expect("a row");
-    assert_eq!(said(&last), "exit");
+    assert_eq!(text(&last), "exit");
     assert!(
         rows(&drill)
             .iter()

@@ -104,11 +104,11 @@ fn prompts_wait_in_their_order_and_too_many_are_refused() {
         }
     }
     assert_eq!(refused, 4);
-    let said = editor.take_agent_text();
+    let text = editor.take_agent_text();
     let places: Vec<_> = (0..16)
-        .map(|n| said.find(&format!("number-{n}.")).expect("said"))
+        .map(|n| text.find(&format!("number-{n}.")).expect("said"))
         .collect();
-    assert!(places.is_sorted(), "{said}");
+    assert!(places.is_sorted(), "{text}");
 }
 
 #[test]
@@ -214,10 +214,10 @@ fn only_directories_of_the_workspace_are_opened_and_nothing_is_passed_inside() {
     let session = reply["result"]["sessionId"].as_str().expect("opened");
     let session = session.to_owned();
     assert_eq!(editor.prompt(&session, "list .\nread lib.rs"), "end_turn");
-    let said = editor.take_agent_text();
+    let shown = editor.take_agent_text();
     assert!(
-        said.contains("`.` has 1 entries") || said.contains("has 1 entr"),
-        "{said}"
+        shown.contains("`.` has 1 entries") || shown.contains("has 1 entr"),
+        "{shown}"
     );
     let verdicts = text(&drill, "SELECT decision FROM permission_requests");
     assert_eq!(verdicts, ["allow", "allow"], "paths are judged from there");

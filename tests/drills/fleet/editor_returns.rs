@@ -32,12 +32,12 @@ fn a_quiet_child_is_stopped_and_the_next_prompt_brings_the_session_back_as_it_wa
         editor.updates.clear();
         assert_eq!(editor.prompt(&session, "recall\nread kept.txt"), "end_turn");
         assert_eq!(fresh_told(&editor), 0, "{dialect}");
-        let told = |kind: &str| editor.kinds().iter().filter(|of| **of == kind).count();
-        assert_eq!(told("user_message_chunk"), 0, "{dialect}");
-        assert_eq!(told("tool_call"), 1, "{dialect}");
-        let said = editor.take_agent_text();
-        assert!(said.contains("say one"), "{dialect}: {said}");
-        assert!(said.contains("`kept.txt` has 2 bytes"), "{said}");
+        let reported = |kind: &str| editor.kinds().iter().filter(|of| **of == kind).count();
+        assert_eq!(reported("user_message_chunk"), 0, "{dialect}");
+        assert_eq!(reported("tool_call"), 1, "{dialect}");
+        let text = editor.take_agent_text();
+        assert!(text.contains("say one"), "{dialect}: {text}");
+        assert!(text.contains("`kept.txt` has 2 bytes"), "{text}");
         if dialect == "acp" {
             assert_eq!(events(&drill, "session_resumed"), 1);
         }
@@ -92,16 +92,16 @@ fn a_child_that_is_killed_between_turns_comes_back_with_the_next_prompt() {
         editor.updates.clear();
         assert_eq!(editor.prompt(&session, "recall"), "end_turn", "{dialect}");
         assert_eq!(fresh_told(&editor), 0, "{dialect}");
-        let said = editor.take_agent_text();
-        assert!(said.contains("say one"), "{dialect}: {said}");
+        let text = editor.take_agent_text();
+        assert!(text.contains("say one"), "{dialect}: {text}");
         assert_eq!(drill.assert_dense(), 1);
         // It may have been taken in twice, if the child was not known to be gone; not so for people.
         assert_eq!(editor.leave(), Some(0));
         let mut editor = Editor::start(&drill, "demo");
         editor.load(&drill, &session);
-        let mut told = editor.kinds();
-        told.retain(|kind| *kind == "user_message_chunk");
-        assert_eq!(told.len(), 2, "{dialect}");
+        let mut reported = editor.kinds();
+        reported.retain(|kind| *kind == "user_message_chunk");
+        assert_eq!(reported.len(), 2, "{dialect}");
     }
 }
 
@@ -133,9 +133,9 @@ fn an_agent_without_a_way_back_begins_anew_and_the_user_reads_so_before_its_answ
         let first = editor.updates[0]["update"]["content"]["text"].as_str();
         let is_first = first.is_some_and(|text| text.starts_with("[marshal]"));
         assert!(is_first, "{dialect}: {:?}", editor.updates[0]);
-        let said = editor.take_agent_text();
-        assert!(!said.contains("say one"), "{dialect}: {said}");
-        assert!(said.contains("`kept.txt` has 2 bytes"), "{said}");
+        let shown = editor.take_agent_text();
+        assert!(!shown.contains("say one"), "{dialect}: {shown}");
+        assert!(shown.contains("`kept.txt` has 2 bytes"), "{shown}");
         assert_eq!(events(&drill, "session_fresh"), 1, "{dialect}");
         assert!(copy(&drill, &session).join("kept.txt").exists());
         assert_eq!(drill.assert_dense(), 1);

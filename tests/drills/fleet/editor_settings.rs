@@ -60,14 +60,14 @@ fn modes_are_offered_set_in_the_agent_and_told_and_those_that_skip_asks_are_not(
     assert_eq!(offered[1]["name"], "Plan");
 
     assert_eq!(set_mode(&mut editor, &session, "plan")["result"], json!({}));
-    let told = |editor: &Editor, mode: &str| {
+    let reported = |editor: &Editor, mode: &str| {
         let is = |of: &Value| {
             of["update"]["sessionUpdate"] == "current_mode_update"
                 && of["update"]["currentModeId"] == mode
         };
         editor.updates.iter().any(is)
     };
-    assert!(told(&editor, "plan"), "{:?}", editor.updates);
+    assert!(reported(&editor, "plan"), "{:?}", editor.updates);
     refused(
         &set_mode(&mut editor, &session, "yolo"),
         &["the mode yolo", "mode_skips_requests"],
@@ -79,7 +79,7 @@ fn modes_are_offered_set_in_the_agent_and_told_and_those_that_skip_asks_are_not(
     refused(&set_mode(&mut editor, &session, ""), &["modeId"]);
     let gone = set_mode(&mut editor, "no-such-session", "plan");
     assert_eq!(gone["error"]["code"], -32002, "{gone}");
-    assert!(!told(&editor, "yolo"));
+    assert!(!reported(&editor, "yolo"));
 
     // The agent itself was told, and a later child of the session is, too.
     let ledger = "SELECT body FROM events WHERE kind = 'state_changed'";
@@ -207,25 +207,29 @@ fn what_an_agent_says_beside_its_answer_reaches_the_editor_in_its_form() {
         editor.call("initialize", &params);
         let session = editor.open(&drill);
         editor.prompt(&session, &script.join("\n"));
-        let told = |kind: &str| -> Vec<Value> {
+        let reported = |kind: &str| -> Vec<Value> {
             let all = editor.updates.iter().map(|of| of["update"].clone());
             all.filter(|of| of["sessionUpdate"] == kind).collect()
         };
         // As they were, but for what an editor names otherwise.
         for update in &updates[..4] {
             let kind = update["sessionUpdate"].as_str().expect("a kind");
-            assert!(told(kind).contains(update), "{kind}: {:?}", told(kind));
+            assert!(
+                reported(kind).contains(update),
+                "{kind}: {:?}",
+                reported(kind)
+            );
         }
-        let notices = told("notice");
+        let notices = reported("notice");
         assert_eq!(notices.contains(&updates[4]), understands, "{notices:?}");
         let root = drill.workspace().display().to_string();
-        let call = &told("tool_call")[0];
+        let call = &reported("tool_call")[0];
         let path = format!("{root}/a.txt");
         assert_eq!(call["locations"], json!([{"path": path, "line": 3}]));
         let diff = json!({"type": "diff", "path": path, "oldText": "a", "newText": "b"});
         assert_eq!(call["content"], json!([diff]));
         assert_eq!(call["rawInput"], json!({"path": "a.txt"}));
-        let ends = told("tool_call_update");
+        let ends = reported("tool_call_update");
         let end = ends.iter().find(|of| of["status"] == "completed");
         let text = json!({"type": "content", "content": {"type": "text", "text": "done"}});
         assert_eq!(end.expect("an end")["content"], json!([diff, text]));

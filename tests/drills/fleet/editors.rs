@@ -106,11 +106,14 @@ fn what_the_policy_asks_goes_to_the_editor_and_what_it_denies_does_not() {
         }
         assert!(editor.take_agent_text().contains("hello"), "{dialect}");
         assert_eq!(editor.asked.len(), 1, "{dialect}: {:?}", editor.asked);
-        let asked = editor.asked[0].to_string();
+        let requested = editor.asked[0].to_string();
         for part in ["a.txt", "allow_once", "reject_once", "no rule"] {
-            assert!(asked.contains(part), "{dialect}: no {part} in {asked}");
+            assert!(
+                requested.contains(part),
+                "{dialect}: no {part} in {requested}"
+            );
         }
-        assert!(!asked.contains("_always"), "{asked}");
+        assert!(!requested.contains("_always"), "{requested}");
         let written = std::fs::read_to_string(copy(&drill, &session).join("a.txt"));
         assert_eq!(written.expect("allowed"), "one\n");
 
@@ -158,9 +161,9 @@ fn a_session_is_loaded_after_the_process_has_ended_its_history_told_and_not_doub
         assert_eq!(editor.prompt(&session, "say two"), "end_turn");
         assert_eq!(editor.leave(), Some(0));
         nothing_runs(&drill);
-        let told = "SELECT kind FROM events WHERE kind NOT IN ('child_started', 'ready', \
+        let expected = "SELECT kind FROM events WHERE kind NOT IN ('child_started', 'ready', \
             'session_resumed', 'child_exited') ORDER BY seq";
-        let before = text(&drill, told);
+        let before = text(&drill, expected);
 
         let mut editor = Editor::start(&drill, "demo");
         let listed = editor.call("session/list", &json!({}));
@@ -182,16 +185,19 @@ fn a_session_is_loaded_after_the_process_has_ended_its_history_told_and_not_doub
             .collect();
         assert_eq!(users, ["say one\nwrite a.txt 1", "say two"], "{dialect}");
         assert!(editor.kinds().contains(&"tool_call"));
-        let said = editor.take_agent_text();
-        assert!(said.contains("one") && said.contains("two"), "{said}");
-        let after = text(&drill, told);
+        let shown = editor.take_agent_text();
+        assert!(shown.contains("one") && shown.contains("two"), "{shown}");
+        let after = text(&drill, expected);
         assert_eq!(before, after, "{dialect}: loading repeats nothing");
 
         let reason = editor.prompt(&session, "recall\nread a.txt");
         assert_eq!(reason, "end_turn");
-        let said = editor.take_agent_text();
-        assert!(said.contains("say two"), "{dialect}: it remembers: {said}");
-        assert!(said.contains("`a.txt` has 2 bytes"), "{said}");
+        let shown = editor.take_agent_text();
+        assert!(
+            shown.contains("say two"),
+            "{dialect}: it remembers: {shown}"
+        );
+        assert!(shown.contains("`a.txt` has 2 bytes"), "{shown}");
         assert_eq!(events(&drill, "prompt_accepted"), 3, "{dialect}");
         assert_eq!(events(&drill, "turn_ended"), 3, "{dialect}");
         assert_eq!(drill.assert_dense(), 1);
@@ -243,17 +249,20 @@ fn a_cancel_ends_the_turn_and_what_waits_and_denies_what_is_asked() {
         assert!(began.elapsed() < Duration::from_secs(14), "{dialect}");
 
         editor.says = PermissionAnswer::Nothing;
-        let asks = editor.begin(&session, "write no.txt x");
+        let requests = editor.begin(&session, "write no.txt x");
         editor.until("it is asked", |editor| !editor.asked.is_empty());
         editor.cancel(&session);
-        assert_eq!(editor.reply(asks)["result"]["stopReason"], "cancelled");
+        assert_eq!(editor.reply(requests)["result"]["stopReason"], "cancelled");
         let verdict = "SELECT decision || ' ' || decided_by FROM permission_requests";
         assert_eq!(text(&drill, verdict), ["deny gone"], "{dialect}");
         assert!(!copy(&drill, &session).join("no.txt").exists());
         editor.take_agent_text();
         assert_eq!(editor.prompt(&session, "say after"), "end_turn");
-        let said = editor.take_agent_text();
-        assert!(said.contains("after") && !said.contains("never"), "{said}");
+        let shown = editor.take_agent_text();
+        assert!(
+            shown.contains("after") && !shown.contains("never"),
+            "{shown}"
+        );
     }
 }
 
@@ -287,10 +296,10 @@ fn a_child_that_crashes_loses_its_turn_and_the_session_goes_on_where_it_was() {
         editor.take_agent_text();
         let reply = editor.reply(next);
         assert_eq!(reply["result"]["stopReason"], "end_turn", "{dialect}");
-        let said = editor.take_agent_text();
-        assert!(said.contains("say one"), "{dialect}: {said}");
-        assert!(said.contains("`kept.txt` has 2 bytes"), "{said}");
-        assert!(!said.contains("[marshal]"), "{said}");
+        let text = editor.take_agent_text();
+        assert!(text.contains("say one"), "{dialect}: {text}");
+        assert!(text.contains("`kept.txt` has 2 bytes"), "{text}");
+        assert!(!text.contains("[marshal]"), "{text}");
         assert_eq!(drill.assert_dense(), 1);
         assert_eq!(events(&drill, "child_started"), 2);
     }
@@ -306,13 +315,13 @@ fn an_agent_that_cannot_load_goes_on_in_the_same_files_and_the_user_is_told() {
     assert!(editor.reply(crash)["error"].is_object());
     editor.take_agent_text();
     assert_eq!(editor.prompt(&session, "recall\nread kept.txt"), "end_turn");
-    let said = editor.take_agent_text();
+    let text = editor.take_agent_text();
     assert!(
-        said.contains("[marshal] The agent could not resume"),
-        "{said}"
+        text.contains("[marshal] The agent could not resume"),
+        "{text}"
     );
-    assert!(said.contains("`kept.txt` has 2 bytes"), "{said}");
-    assert!(!said.contains("say one"), "{said}");
+    assert!(text.contains("`kept.txt` has 2 bytes"), "{text}");
+    assert!(!text.contains("say one"), "{text}");
     assert_eq!(drill.assert_dense(), 1);
 }
 

@@ -127,8 +127,9 @@ fn files_are_written_edited_and_read_and_all_of_it_is_on_record() {
         mcp read_file {\"path\":\"/workspace/a.txt\"}\n\
         mcp read_file {\"path\":\"/workspace/none.txt\"}\n\
         mcp plan_step {\"step\":\"all of it\",\"status\":\"done\"}";
-    let told = tell(&drill, script);
-    told.has("mcp write_file ok /workspace/a.txt was written: 8 bytes")
+    let events = tell(&drill, script);
+    events
+        .has("mcp write_file ok /workspace/a.txt was written: 8 bytes")
         .has("mcp edit_file ok /workspace/a.txt was changed")
         .has("mcp edit_file error /workspace/a.txt: the file does not contain old_text")
         .has("mcp edit_file error /workspace/a.txt: old_text occurs 3 times")
@@ -140,23 +141,23 @@ fn files_are_written_edited_and_read_and_all_of_it_is_on_record() {
     let mode = fs::metadata(&file).expect("a.txt").permissions().mode();
     assert_eq!(mode & 0o7777, 0o644);
     // Each was asked, decided and kept in the chain; none counts as one that nobody asked for.
-    let asked = told.of("permission_requested");
-    assert_eq!(asked.len(), 8, "{}", told.ran.stdout);
-    assert_eq!(asked[0]["tool"], "marshal/write_file");
-    assert_eq!(asked[0]["input"]["content"], "one two\n");
-    let decided = told.of("permission_decided");
+    let requested = events.of("permission_requested");
+    assert_eq!(requested.len(), 8, "{}", events.ran.stdout);
+    assert_eq!(requested[0]["tool"], "marshal/write_file");
+    assert_eq!(requested[0]["input"]["content"], "one two\n");
+    let decided = events.of("permission_decided");
     assert!(decided.iter().all(|body| body["decision"] == "allow"));
     assert!(
-        told.of("tool_call_unrequested").is_empty(),
+        events.of("tool_call_unrequested").is_empty(),
         "{}",
-        told.ran.stdout
+        events.ran.stdout
     );
-    let written = told.of("file_updated");
-    assert_eq!(written.len(), 3, "{}", told.ran.stdout);
+    let written = events.of("file_updated");
+    assert_eq!(written.len(), 3, "{}", events.ran.stdout);
     assert_eq!(written[0]["path"], "/workspace/a.txt");
     assert_eq!(written[0]["tool"], "write_file");
     assert_eq!(written[0]["sha256"].as_str().map(str::len), Some(64));
-    assert_eq!(told.of("plan_step")[0]["status"], "done");
+    assert_eq!(events.of("plan_step")[0]["status"], "done");
     let row = "SELECT count(*) FROM permission_requests WHERE tool LIKE 'marshal/%' AND decision = 'allow'";
     let count: i64 = drill
         .database()
@@ -196,8 +197,8 @@ fn what_a_rule_or_a_wall_forbids_is_an_error_with_its_reason() {
         mcp edit_file {\"path\":\"/workspace/long.txt\",\"old_text\":\"x\",\"new_text\":\"yy\",\"replace_all\":true}\n\
         run python3 -c 'open(\"longer.txt\", \"w\").write(\"x\" * 2000000)'\n\
         mcp read_file {\"path\":\"/workspace/longer.txt\"}";
-    let told = tell(&drill, script);
-    told.has("mcp write_file error denied: denied by rule no-secrets: secrets are kept elsewhere")
+    let events = tell(&drill, script);
+    events.has("mcp write_file error denied: denied by rule no-secrets: secrets are kept elsewhere")
         .has("mcp edit_file error denied: denied by rule no-secrets: secrets are kept elsewhere")
         .has("mcp write_file error denied: denied by rule guard-protected-file")
         .has("/home/agent/x is not in the workspace")
@@ -215,16 +216,16 @@ fn what_a_rule_or_a_wall_forbids_is_an_error_with_its_reason() {
     for name in ["secret.txt", "asked.txt", "b.txt", "none/made"] {
         assert_eq!(copied(&drill, name), None, "{name}");
     }
-    assert!(told.of("file_updated").is_empty() && told.of("plan_step").is_empty());
+    assert!(events.of("file_updated").is_empty() && events.of("plan_step").is_empty());
     // A link inside is followed to the place that was judged, and that is written.
     let linked = "run python3 links.py\nmcp write_file {\"path\":\"/workspace/alias\",\"content\":\"new\\n\"}\nread README.md";
-    let told = tell(&drill, linked);
-    told.has("mcp write_file ok");
-    let reads = told.of("tool_result");
+    let events = tell(&drill, linked);
+    events.has("mcp write_file ok");
+    let reads = events.of("tool_result");
     assert!(
         reads.iter().any(|body| body["output"] == "new\n"),
         "{}",
-        told.ran.stdout
+        events.ran.stdout
     );
 }
 
@@ -264,23 +265,23 @@ fn a_person_answers_a_question_and_decides_about_a_file() {
     assert_eq!(result["changes"][0]["path"], "asked.txt", "{result}");
     assert_eq!(state(&drill, &ask), "approved");
     assert_eq!(state(&drill, &last), "rejected");
-    let said = journal_texts(&drill);
-    assert!(said.contains("mcp ask_person ok blue, of course"), "{said}");
-    assert!(said.contains("mcp write_file ok"), "{said}");
+    let text = journal_texts(&drill);
+    assert!(text.contains("mcp ask_person ok blue, of course"), "{text}");
+    assert!(text.contains("mcp write_file ok"), "{text}");
     assert!(
-        said.contains("mcp ask_person error denied: a person"),
-        "{said}"
+        text.contains("mcp ask_person error denied: a person"),
+        "{text}"
     );
-    assert!(said.contains("ask me tomorrow"), "{said}");
+    assert!(text.contains("ask me tomorrow"), "{text}");
 }
 
 /// The permission request that waits and is none of these.
 fn next(drill: &Drill, before: &[&Value]) -> Value {
     let mut found = None;
     eventually(LONG, "another ask", || {
-        let asks = crate::fleet::approvals::list_approvals(drill, &[]);
+        let requests = crate::fleet::approvals::list_approvals(drill, &[]);
         let is_new = |ask: &Value| before.iter().all(|of| id(of) != id(ask));
-        found = asks.into_iter().find(is_new);
+        found = requests.into_iter().find(is_new);
         found.is_some()
     });
     found.expect("found above")
@@ -346,15 +347,15 @@ fn a_session_reaches_its_own_socket_and_no_other() {
         "run ls /run/marshal\nrun ls {}\nmcp read_file {{\"path\":\"/workspace/README.md\"}}",
         state.display()
     );
-    let told = tell(&drill, &script);
-    told.has("mcp read_file ok # A project");
-    let shown: Vec<&str> = told
+    let events = tell(&drill, &script);
+    events.has("mcp read_file ok # A project");
+    let shown: Vec<&str> = events
         .of("tool_result")
         .iter()
         .filter_map(|body| body["output"].as_str())
         .collect();
-    assert_eq!(shown[0], "marshal\ntools.sock\n", "{}", told.ran.stdout);
-    assert!(shown[1].contains("No such file"), "{}", told.ran.stdout);
+    assert_eq!(shown[0], "marshal\ntools.sock\n", "{}", events.ran.stdout);
+    assert!(shown[1].contains("No such file"), "{}", events.ran.stdout);
     let mode = fs::metadata(&state).expect("tools").permissions().mode();
     assert_eq!(mode & 0o7777, 0o700);
 }
@@ -378,14 +379,14 @@ fn announcing() -> Drill {
 #[test]
 fn a_permission_for_a_tool_of_ours_is_given_and_is_good_for_nothing_else() {
     let drill = announcing();
-    let told = tell(&drill, "lie");
-    told.has("mcp__marshal__write_file: yes");
-    let decided = told.of("permission_decided");
-    assert_eq!(decided.len(), 1, "{}", told.ran.stdout);
+    let events = tell(&drill, "lie");
+    events.has("mcp__marshal__write_file: yes");
+    let decided = events.of("permission_decided");
+    assert_eq!(decided.len(), 1, "{}", events.ran.stdout);
     assert_eq!(decided[0]["rules"][0], "engine_tools.announced");
     // The call never came: that it was shown counts as one that nobody was asked about.
-    let unasked = told.of("tool_call_unrequested");
-    assert_eq!(unasked.len(), 1, "{}", told.ran.stdout);
+    let unasked = events.of("tool_call_unrequested");
+    assert_eq!(unasked.len(), 1, "{}", events.ran.stdout);
     assert_eq!(unasked[0]["id"], "call-1");
     assert_eq!(unasked[0]["rules"][0], "unknown_tool");
     assert_eq!(copied(&drill, "a.txt"), None);
@@ -393,22 +394,23 @@ fn a_permission_for_a_tool_of_ours_is_given_and_is_good_for_nothing_else() {
 
 #[test]
 fn what_only_looks_like_a_tool_of_ours_is_judged_as_ever() {
-    let told = tell(&announcing(), "look alike");
-    told.has("mcp__marshal__read_file: no")
+    let events = tell(&announcing(), "look alike");
+    events
+        .has("mcp__marshal__read_file: no")
         .has("mcp__marshal__write_file: no")
         .has("mcp__marshal__write_file: yes")
         .has("mcp__other__write_file: no");
-    let decided = told.of("permission_decided");
-    assert_eq!(decided.len(), 4, "{}", told.ran.stdout);
+    let decided = events.of("permission_decided");
+    assert_eq!(decided.len(), 4, "{}", events.ran.stdout);
     for (at, rule) in [
         (0, "unknown_tool"),
         (1, "unknown_tool"),
         (3, "unknown_tool"),
     ] {
-        assert_eq!(decided[at]["rules"][0], rule, "{}", told.ran.stdout);
+        assert_eq!(decided[at]["rules"][0], rule, "{}", events.ran.stdout);
     }
     // The command is judged as one, whatever it calls itself.
-    assert_eq!(decided[2]["by"], "default", "{}", told.ran.stdout);
+    assert_eq!(decided[2]["by"], "default", "{}", events.ran.stdout);
 }
 
 #[test]
@@ -426,8 +428,9 @@ fn walls_of_other_programs_carry_the_socket_too() {
             mcp write_file {\"path\":\"/workspace/secret.txt\",\"content\":\"x\"}\n\
             mcp plan_step {\"step\":\"all of it\",\"status\":\"done\"}\n\
             run ls /run/marshal";
-        let told = tell(&drill, script);
-        told.has("mcp write_file ok /workspace/a.txt was written: 8 bytes")
+        let events = tell(&drill, script);
+        events
+            .has("mcp write_file ok /workspace/a.txt was written: 8 bytes")
             .has("mcp edit_file ok /workspace/a.txt was changed")
             .has("mcp read_file ok one three\n")
             .has("mcp write_file error denied: denied by rule no-secrets")
@@ -435,15 +438,15 @@ fn walls_of_other_programs_carry_the_socket_too() {
         let file = copied(&drill, "a.txt").expect("written");
         assert_eq!(fs::read_to_string(file).expect("a.txt"), "one three\n");
         assert_eq!(copied(&drill, "secret.txt"), None);
-        let asked = told.of("permission_requested");
-        let ours = asked.iter().filter(|body| {
+        let requested = events.of("permission_requested");
+        let ours = requested.iter().filter(|body| {
             let tool = body["tool"].as_str().unwrap_or_default();
             tool.starts_with("marshal/")
         });
-        assert_eq!(ours.count(), 5, "{launcher}: {}", told.ran.stdout);
-        assert_eq!(told.of("file_updated").len(), 2, "{}", told.ran.stdout);
+        assert_eq!(ours.count(), 5, "{launcher}: {}", events.ran.stdout);
+        assert_eq!(events.of("file_updated").len(), 2, "{}", events.ran.stdout);
         // One socket is seen inside: that of this session. The image has no shell of the agent's.
-        let shown = told.of("tool_result");
+        let shown = events.of("tool_result");
         let shown = shown.iter().filter_map(|body| body["output"].as_str());
         let shown: String = shown.collect();
         let sockets = shown.matches("tools.sock").count();

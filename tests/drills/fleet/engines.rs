@@ -98,15 +98,15 @@ fn nothing_left(drill: &Drill) {
 
 /// What a conversation of several tasks came to, without what differs from run to run.
 fn comparable_results(results: &[Value]) -> Vec<(String, String, String)> {
-    let mut told: Vec<_> = results
+    let mut reported: Vec<_> = results
         .iter()
         .map(|result| {
             let text = |key: &str| result[key].to_string();
             (text("outcome"), text("answer"), text("changes"))
         })
         .collect();
-    told.sort();
-    told
+    reported.sort();
+    reported
 }
 
 #[test]
@@ -321,8 +321,8 @@ fn a_command_runs_in_the_walls_of_every_launcher() {
             .args(["--", "/bin/sh", "-c", "id -u; cat README.md; exit 125"])
             .output()
             .expect("marshal");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert_eq!(said, "1000\n# A project\n", "{launcher}: {output:?}");
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(printed, "1000\n# A project\n", "{launcher}: {output:?}");
         assert_eq!(output.status.code(), Some(125), "{launcher}: {output:?}");
         nothing_left(&drill);
     }

@@ -131,28 +131,32 @@ fn ask(id: usize, tool: &str, input: &str) -> String {
 }
 
 /// Has an agent ask exactly this, and gives the verdicts; the last request is one that is allowed.
-fn verdicts_for(dialect: &str, policy: &str, asks: &[(&str, &str)]) -> Vec<Verdict> {
+fn verdicts_for(dialect: &str, policy: &str, requests: &[(&str, &str)]) -> Vec<Verdict> {
     let text = pool(dialect, "").replace("\"developer\"", &format!("\"{policy}\""));
     let own = r#"["marshal", "script-agent", "--dialect", "scaiflux"]"#;
     let drill = Drill::new(&text.replace(own, r#"["python3", "asker.py"]"#));
     fs::write(drill.workspace().join("asker.py"), ASKER).expect("an agent");
     let prompt = if dialect == "acp" {
-        let asks = asks.iter().enumerate();
-        let mut lines: Vec<String> = asks.map(|(n, (tool, input))| ask(n, tool, input)).collect();
+        let requests = requests.iter().enumerate();
+        let mut lines: Vec<String> = requests
+            .map(|(n, (tool, input))| ask(n, tool, input))
+            .collect();
         lines.push("read README.md".to_owned());
         // One after the other: the agent does not wait for answers.
         lines.join("\nsleep 300ms\n")
     } else {
-        let asks = asks.iter().map(|(tool, input)| format!("{tool} {input}"));
+        let requests = requests
+            .iter()
+            .map(|(tool, input)| format!("{tool} {input}"));
         let last = r#"read_file {"path":"README.md"}"#.to_owned();
-        asks.chain([last]).collect::<Vec<_>>().join("\n")
+        requests.chain([last]).collect::<Vec<_>>().join("\n")
     };
     let ran = drill.run(&["run", "--results", "r.jsonl", &prompt]);
     let done = drill.results("r.jsonl").remove(0);
     assert_eq!(done["outcome"], "done", "{}", ran.all());
     assert_eq!(children(&drill), 1, "{dialect}: the same child went on");
     let mut found = verdicts(&drill);
-    assert_eq!(found.len(), asks.len() + 1, "{found:?}");
+    assert_eq!(found.len(), requests.len() + 1, "{found:?}");
     assert_eq!(found.pop().expect("the last").0, "allow", "{dialect}");
     found
 }
@@ -183,8 +187,8 @@ fn what_is_malformed_is_denied_in_both_protocols() {
             ("null", &unclear),
             (r#""ls""#, &malformed),
         ];
-        let asks = rows.map(|(input, _)| (tool, input));
-        let found = verdicts_for(dialect, "developer", &asks);
+        let requests = rows.map(|(input, _)| (tool, input));
+        let found = verdicts_for(dialect, "developer", &requests);
         for ((input, expect), found) in rows.iter().zip(&found) {
             assert_eq!(found, *expect, "{dialect} {input}");
         }
@@ -226,8 +230,8 @@ fn a_tool_that_no_table_knows_is_what_each_policy_says() {
             ("ci", "policy"),
             ("reviewer", "timeout"),
         ] {
-            let asks = [("summon", r#"{"command":"ls"}"#)];
-            let found = verdicts_for(dialect, policy, &asks);
+            let requests = [("summon", r#"{"command":"ls"}"#)];
+            let found = verdicts_for(dialect, policy, &requests);
             assert_eq!(
                 found,
                 [verdict("deny", by, "unknown_tool")],

@@ -28,10 +28,10 @@ pub(crate) fn sh(drill: &Drill, script: &str) -> String {
         .env("PATH", "/usr/bin:/bin")
         .output()
         .expect("a shell");
-    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&ran.stdout).into_owned();
     let error = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert!(ran.status.success(), "{script}: {said}{error}");
-    said
+    assert!(ran.status.success(), "{script}: {printed}{error}");
+    printed
 }
 
 /// Waits until `ls` of a directory has a name.
@@ -42,8 +42,8 @@ fn wait_for_name(drill: &Drill, directory: &str, name: &str) {
 }
 
 pub(crate) fn names(drill: &Drill, directory: &str) -> BTreeSet<String> {
-    let said = sh(drill, &format!("ls {directory}"));
-    said.lines().map(str::to_owned).collect()
+    let reported = sh(drill, &format!("ls {directory}"));
+    reported.lines().map(str::to_owned).collect()
 }
 
 /// A document, once it is there.
@@ -106,9 +106,9 @@ fn a_pool_is_worked_with_mv_cat_and_ls_alone() {
     assert_eq!(result["exit_reason"], "completed", "{result}");
     assert_eq!(result["outcome"], "done", "{result}");
     assert_eq!(result["output_path"], "output/hello.out", "{result}");
-    let said = sh(&drill, "cat output/hello.out");
-    assert_eq!(said, "hello there\nagain\n");
-    assert_eq!(result["stats"]["bytes"], said.len(), "{result}");
+    let reported = sh(&drill, "cat output/hello.out");
+    assert_eq!(reported, "hello there\nagain\n");
+    assert_eq!(result["stats"]["bytes"], reported.len(), "{result}");
     assert_eq!(result["stats"]["lines"], 2, "{result}");
     assert_eq!(result["report"]["outcome"], "done", "{result}");
     // A result is there before its request is gone.
@@ -353,8 +353,8 @@ fn a_directory_that_others_can_write_is_not_worked() {
         fs::set_permissions(&plane, fs::Permissions::from_mode(mode)).expect("mode");
         let ran = drill.run(&["up"]);
         assert_eq!(ran.code, Some(3), "{}", ran.all());
-        let told = format!("pool.demo.file_plane: {}", plane.display());
-        assert!(ran.stderr.contains(&told), "{}", ran.all());
+        let expected = format!("pool.demo.file_plane: {}", plane.display());
+        assert!(ran.stderr.contains(&expected), "{}", ran.all());
         assert!(
             ran.stderr.contains(what) && ran.stderr.contains("chmod"),
             "{}",
@@ -399,8 +399,11 @@ fn files_of_the_owner_that_the_configuration_names_are_his() {
         .current_dir(drill.path("plane"))
         .output()
         .expect("cat");
-    let said = String::from_utf8_lossy(&read.stdout).into_owned();
-    assert!(read.status.success() && said.ends_with("mine\n"), "{said}");
+    let printed = String::from_utf8_lossy(&read.stdout).into_owned();
+    assert!(
+        read.status.success() && printed.ends_with("mine\n"),
+        "{printed}"
+    );
 }
 
 #[test]

@@ -37,12 +37,12 @@ fn a_reload_says_that_a_directory_counts_from_the_next_start_on() {
     // Changed: it is told, and the one in force goes on with what it works.
     let long = command(&drill, 1, "a", "say begun\nsleep 2s\nsay ended", "");
     works(&drill, "a");
-    let told = reloaded(&drill, OLD, NEW);
-    assert_eq!(told["config"], false, "{told}");
+    let reported = reloaded(&drill, OLD, NEW);
+    assert_eq!(reported["config"], false, "{reported}");
     assert_eq!(
-        told["restart"],
+        reported["restart"],
         serde_json::json!(["pool.demo.file_plane"]),
-        "{told}"
+        "{reported}"
     );
     assert_eq!(result_of(&drill, &long)["status"], "ok");
     put(&drill, "queue/b.txt", "say on");
@@ -57,11 +57,11 @@ fn a_reload_says_that_a_directory_counts_from_the_next_start_on() {
     });
     put(&drill, "queue/d.txt", "say never");
     // Removed: the directory stays, and nobody works it after the start.
-    let told = reloaded(&drill, NEW, "");
+    let reported = reloaded(&drill, NEW, "");
     assert_eq!(
-        told["restart"],
+        reported["restart"],
         serde_json::json!(["pool.demo.file_plane"]),
-        "{told}"
+        "{reported}"
     );
     let running = restarted(&drill, running);
     assert_eq!(drill.run(&["run", "say hello"]).code, Some(0));
@@ -76,10 +76,10 @@ fn a_reload_says_that_a_directory_counts_from_the_next_start_on() {
         text.replace("[pool.demo]\n", &format!("[pool.demo]\n{OLD}\n")),
     )
     .expect("written");
-    let told = drill.run(&["reload"]).all();
+    let reported = drill.run(&["reload"]).all();
     assert!(
-        told.contains("needs a restart: pool.demo.file_plane"),
-        "{told}"
+        reported.contains("needs a restart: pool.demo.file_plane"),
+        "{reported}"
     );
     assert!(names(&drill, "queue").contains("d.txt"));
     let _running = restarted(&drill, running);

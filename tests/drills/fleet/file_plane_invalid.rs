@@ -186,8 +186,8 @@ fn two_supervisors_do_not_work_the_same_directory() {
     let second = Drill::new(&pool("scaiflux", &plane));
     let ran = second.run(&["up"]);
     assert_eq!(ran.code, Some(3), "{}", ran.all());
-    let told = "is used by another supervisor";
-    assert!(ran.stderr.contains(told), "{}", ran.all());
+    let expected = "is used by another supervisor";
+    assert!(ran.stderr.contains(expected), "{}", ran.all());
     put(&first, "queue/a.txt", "say well");
     assert_eq!(result_of(&first, "a")["status"], "ok");
     // One that was killed is not waited for.
@@ -241,7 +241,7 @@ fn an_ask_and_its_answer_over_a_kill() {
     answered(&drill, &ask, "allow");
     assert_eq!(result_of(&drill, "b")["status"], "ok");
     eventually(LONG, "its ask is gone", || {
-        let mut asks = fs::read_dir(drill.path("plane/approvals")).expect("listed");
-        asks.next().is_none()
+        let mut requests = fs::read_dir(drill.path("plane/approvals")).expect("listed");
+        requests.next().is_none()
     });
 }

@@ -46,8 +46,9 @@ fn two_hundred_at_once_are_worked_in_the_order_of_their_numbers() {
     for seq in 1..=200_u64 {
         let result = document(&drill, &format!("result/cmd_{seq}_id{seq}.json"));
         assert_eq!(result["status"], "ok", "{result}");
-        let said = fs::read_to_string(drill.path(&format!("plane/output/cmd_{seq}_id{seq}.out")));
-        assert_eq!(said.expect("output"), format!("{seq}\n"));
+        let printed =
+            fs::read_to_string(drill.path(&format!("plane/output/cmd_{seq}_id{seq}.out")));
+        assert_eq!(printed.expect("output"), format!("{seq}\n"));
         let task = result["task"].as_str().expect("a task");
         let run = task.split(':').next().expect("a run").to_owned();
         order.insert(run, seq);
@@ -97,8 +98,8 @@ fn a_stop_by_force_cancels_and_what_waits_is_worked_after_it() {
     works(&drill, "d");
     eventually(LONG, "it has said so", || {
         let query = "SELECT count(*) FROM events WHERE kind = 'text' AND body LIKE '%begun%'";
-        let said = drill.database().query_row(query, [], |row| row.get(0));
-        said == Ok(1)
+        let reported = drill.database().query_row(query, [], |row| row.get(0));
+        reported == Ok(1)
     });
     running.signal("TERM");
     assert_eq!(running.wait(LONG), Some(0));
@@ -120,7 +121,7 @@ fn count_prompts(drill: &Drill) -> BTreeMap<String, usize> {
         text += &ledger.unwrap_or_default();
         text.push('\n');
     }
-    let mut told = BTreeMap::new();
+    let mut reported = BTreeMap::new();
     for line in text.lines() {
         // A line that a kill cut off is none.
         let Ok(line) = serde_json::from_str::<Value>(line) else {
@@ -128,10 +129,10 @@ fn count_prompts(drill: &Drill) -> BTreeMap<String, usize> {
         };
         if line["kind"] == "prompt" {
             let prompt = line["text"].as_str().expect("a text").to_owned();
-            *told.entry(prompt).or_insert(0) += 1;
+            *reported.entry(prompt).or_insert(0) += 1;
         }
     }
-    told
+    reported
 }
 
 #[test]
@@ -170,11 +171,11 @@ fn a_kill_at_any_moment_works_nothing_twice_and_loses_nothing() {
         &format!("all have a result (seed {seed})"),
         || names(&drill, "result").len() == REQUESTS && names(&drill, "inflight").is_empty(),
     );
-    let told = count_prompts(&drill);
+    let reported = count_prompts(&drill);
     for seq in 1..=REQUESTS {
         let result = document(&drill, &format!("result/cmd_{seq}_id{seq}.json"));
         let prompt = format!("say {seq}\nsleep {}ms\nsay end", seq % 7 * 20);
-        let times = told.get(&prompt).copied().unwrap_or(0);
+        let times = reported.get(&prompt).copied().unwrap_or(0);
         assert!(
             times <= 1,
             "seed {seed}: {prompt:?} was worked {times} times"

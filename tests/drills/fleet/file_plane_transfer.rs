@@ -26,10 +26,10 @@ fn at(dir: &Path, script: &str) -> String {
         .stdin(Stdio::null())
         .output()
         .expect("a shell");
-    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&ran.stdout).into_owned();
     let error = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert!(ran.status.success(), "{script}: {said}{error}");
-    said
+    assert!(ran.status.success(), "{script}: {printed}{error}");
+    printed
 }
 
 fn request(seq: u64, id: &str, prompt: &str) -> String {
@@ -64,8 +64,8 @@ fn requests_come_and_results_go_by_rsync() {
     assert_eq!(tasks(&drill), 2);
     assert!(names(&drill, "rejected").is_empty());
     at(&dir, "rsync -a plane/result plane/output inbox/");
-    let said = fs::read_to_string(drill.path("inbox/output/long.out"));
-    assert_eq!(said.expect("an output"), "long\nend\n");
+    let printed = fs::read_to_string(drill.path("inbox/output/long.out"));
+    assert_eq!(printed.expect("an output"), "long\nend\n");
     let text = fs::read_to_string(drill.path("inbox/result/cmd_1_a.json")).expect("a result");
     let result: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(result["cmd_id"], "a", "{result}");

@@ -77,10 +77,10 @@ fn does(daemon: &Daemon, chat: &str, script: &str) -> Vec<StreamEvent> {
 #[track_caller]
 pub(crate) fn assert_reply_contains(daemon: &Daemon, chat: &str, script: &str, part: &str) {
     let events = does(daemon, chat, script);
-    let said = text(&events);
+    let turn_text = text(&events);
     assert!(
-        said.contains(part),
-        "{part:?} is not in {said}\n{events:#?}"
+        turn_text.contains(part),
+        "{part:?} is not in {turn_text}\n{events:#?}"
     );
 }
 
@@ -142,13 +142,20 @@ fn on_record(daemon: &Daemon, one: &str, other: &str) {
     // The stream told the same, by the file's place in the workspace.
     let turn = daemon.say(one, "say end");
     let events = daemon.follow(one, None).turn(&turn);
-    let told: Vec<_> = events
+    let seen_events: Vec<_> = events
         .iter()
-        .filter(|told| told.name == "file_updated" && told.data["observed"] == false)
-        .map(|told| (told.data["path"].clone(), told.data["v"].clone()))
+        .filter(|seen_events| {
+            seen_events.name == "file_updated" && seen_events.data["observed"] == false
+        })
+        .map(|seen_events| {
+            (
+                seen_events.data["path"].clone(),
+                seen_events.data["v"].clone(),
+            )
+        })
         .collect();
     let expect: Vec<_> = [1, 2, 4].map(|v| (json!("/a.txt"), json!(v))).into();
-    assert_eq!(told, expect, "{events:#?}");
+    assert_eq!(seen_events, expect, "{events:#?}");
 }
 
 #[test]
@@ -334,8 +341,10 @@ fn what_is_written_past_the_tools_is_observed_at_the_turns_end() {
         "{first}"
     );
     let mut stream = daemon.follow(&chat, None);
-    let told = stream.until("it is told", |told| told.name == "file_updated");
-    let data = &told.last().expect("one").data;
+    let seen_events = stream.until("it is told", |seen_events| {
+        seen_events.name == "file_updated"
+    });
+    let data = &seen_events.last().expect("one").data;
     assert_eq!(
         *data,
         json!({"path": "/shell.txt", "v": 1, "workspace": "main", "observed": true})
@@ -442,7 +451,7 @@ fn after_kills_disk_and_versions_agree_and_nothing_accepted_is_lost() {
     let chats = [daemon.create("say begin"), daemon.create("say begin")];
     let names = ["shared.txt", "src/a.txt", "src/b.txt"];
     // Always the same row of numbers.
-    let mut dice = 7_u64;
+    let mut random = 7_u64;
     for round in 0..count(5) {
         for (at, chat) in chats.iter().enumerate() {
             let mut script: Vec<String> = Vec::new();
@@ -452,12 +461,14 @@ fn after_kills_disk_and_versions_agree_and_nothing_accepted_is_lost() {
                 script.push(write(name, &format!("{round} {at} {n}\n"), ""));
             }
             let body = json!({"content": script.join("\n")});
-            let said = daemon.post(chat, &body).status;
+            let response = daemon.post(chat, &body).status;
             // Too much may wait already.
-            assert!(matches!(said, 202 | 429), "{said}");
+            assert!(matches!(response, 202 | 429), "{response}");
         }
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        thread::sleep(Duration::from_millis((dice >> 33) % 1500));
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        thread::sleep(Duration::from_millis((random >> 33) % 1500));
         daemon.running.signal("KILL");
         daemon.running.child.wait().expect("it ends");
         for name in names {
@@ -496,9 +507,9 @@ fn after_kills_disk_and_versions_agree_and_nothing_accepted_is_lost() {
         }
         history.insert(name, all);
     }
-    let told = told_of_files(&drill);
-    assert!(told.len() >= 2, "{told:?}");
-    for (path, v, sha256) in &told {
+    let reported = told_of_files(&drill);
+    assert!(reported.len() >= 2, "{reported:?}");
+    for (path, v, sha256) in &reported {
         let all = &history[path.as_str()];
         let at = usize::try_from(*v).expect("a number") - 1;
         assert_eq!(all[at]["sha256"], **sha256, "{path} {v}");

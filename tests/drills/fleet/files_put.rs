@@ -22,8 +22,8 @@ fn a_file_of_any_bytes_is_put_and_comes_back() {
         (200, &json!(1 << 20)),
         "{made:?}"
     );
-    let kept = fs::read(drill.workspace().join("new/bytes"));
-    assert!(kept.expect("put") == bytes, "other bytes on the disk");
+    let stored = fs::read(drill.workspace().join("new/bytes"));
+    assert!(stored.expect("put") == bytes, "other bytes on the disk");
     let got = daemon.get(&path).body;
     assert!(
         got["base64"] == STANDARD.encode(&bytes),

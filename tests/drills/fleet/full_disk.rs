@@ -98,11 +98,11 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
     let lines = 2500;
     // By then most of the space is taken, and requests still come after that.
     let flood = format!("sleep 15s\nflood {lines} 4096");
-    let asks = vec!["sleep 250ms\nread README.md"; 60].join("\n");
+    let request_list = vec!["sleep 250ms\nread README.md"; 60].join("\n");
     let mut working = client(
         &drill,
         &running,
-        &["run", "--results", "r.jsonl", &flood, &flood, &asks],
+        &["run", "--results", "r.jsonl", &flood, &flood, &request_list],
     )
     .stdout(fs::File::create(drill.path("client.log")).expect("log"))
     .stderr(Stdio::null())
@@ -125,15 +125,15 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
     // Nothing new, with the reason.
     let refused = client(&drill, &running, &["run", "read README.md"]).output();
     let refused = refused.expect("a client");
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(3), "{said}");
-    assert!(said.contains("read-only"), "{said}");
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(3), "{printed}");
+    assert!(printed.contains("read-only"), "{printed}");
     // What runs is held: nothing more is told, and memory stays where it is.
-    let told = || {
+    let reported = || {
         let page = drill.get("/metrics").1;
         metric(&page, "marshal_journal_appended_events_total").unwrap_or(0.0)
     };
-    let before = told();
+    let before = reported();
     let until = Instant::now() + Duration::from_secs(2);
     let bound = PROGRAM_BYTES + 3 * SESSION_BYTES + BROADCAST_BYTES;
     let peak = peak_rss(running.pid(), Duration::from_secs(60), || {
@@ -145,7 +145,7 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
         peak >> 20,
         bound >> 20
     );
-    assert!(told() - before < f64::from(lines), "children are held");
+    assert!(reported() - before < f64::from(lines), "children are held");
     assert!(
         working.try_wait().expect("wait").is_none(),
         "nothing is over"

@@ -109,12 +109,14 @@ fn a_webhook_is_told_once_a_minute_and_what_was_held_back_is_counted() {
     working.push(client(&drill, &["run touch 2.txt"]));
     waiting(&drill, 2);
     working.push(client(&drill, &["run touch 3.txt"]));
-    let asks = waiting(&drill, 3);
+    let requests = waiting(&drill, 3);
     assert_eq!(kinds(&first), ["approval"], "{first}");
     assert_eq!(first["pool"], "demo");
     let event = &first["events"][0];
     assert!(
-        asks.iter().any(|ask| ask["approval"] == event["approval"]),
+        requests
+            .iter()
+            .any(|ask| ask["approval"] == event["approval"]),
         "{event}"
     );
     assert_eq!(header(&server.got()[0], "x-marshal-event"), "approval");
@@ -134,7 +136,7 @@ fn a_webhook_is_told_once_a_minute_and_what_was_held_back_is_counted() {
     let second = message(&server.got()[1]);
     assert_ne!(second["id"], first["id"]);
     assert_eq!(kinds(&second), ["approval"], "{second}");
-    let last = asks
+    let last = requests
         .iter()
         .find(|ask| ask["summary"] == "touch 3.txt")
         .expect("the last");
@@ -158,7 +160,7 @@ fn a_webhook_is_told_once_a_minute_and_what_was_held_back_is_counted() {
     eventually(LONG, "both are counted", || {
         message_count(&drill, "told").to_string() == "2"
     });
-    for ask in &asks {
+    for ask in &requests {
         good(&answer(&drill, "approve", ask, &[]));
     }
     for mut client in working {
@@ -175,14 +177,14 @@ fn a_run_tells_its_end_before_the_program_ends() {
         let ran = drill.run(&["run", "say hello", "fail"]);
         let got = server.got();
         assert_eq!(got.len(), 1, "{}", ran.all());
-        let told = message(&got[0]);
-        let event = &told["events"][0];
-        assert_eq!(event["event"], "run_ended", "{told}");
-        assert_eq!(event["pools"], serde_json::json!(["demo"]), "{told}");
+        let reported = message(&got[0]);
+        let event = &reported["events"][0];
+        assert_eq!(event["event"], "run_ended", "{reported}");
+        assert_eq!(event["pools"], serde_json::json!(["demo"]), "{reported}");
         let tasks = event["tasks"].as_object().expect("counts");
         let count: u64 = tasks.values().filter_map(Value::as_u64).sum();
-        assert_eq!(count, 2, "{told}");
-        assert_eq!(event["code"], u64::from(ran.code == Some(1)), "{told}");
+        assert_eq!(count, 2, "{reported}");
+        assert_eq!(event["code"], u64::from(ran.code == Some(1)), "{reported}");
     }
     // Of another pool it hears nothing.
     let server = Provider::start(ok);
@@ -232,12 +234,12 @@ restart   = { budget = 0 }
     );
     let got = server.got();
     assert_eq!(got.len(), 3);
-    let told: Vec<Value> = got.iter().map(message).collect();
+    let reported: Vec<Value> = got.iter().map(message).collect();
     assert!(
-        told.iter().all(|of| of["id"] == told[0]["id"]),
-        "the same message: {told:?}"
+        reported.iter().all(|of| of["id"] == reported[0]["id"]),
+        "the same message: {reported:?}"
     );
-    let event = &told[0]["events"][0];
+    let event = &reported[0]["events"][0];
     assert_eq!(
         (&event["event"], &event["slot"]),
         (&"parked".into(), &"demo/0".into()),
@@ -271,11 +273,11 @@ fn a_budget_that_is_spent_is_told_once_with_whose_it_is() {
         "of the run's end it is not told: {}",
         ran.all()
     );
-    let told = message(&got[0]);
-    assert_eq!(kinds(&told), ["budget_spent"], "{told}");
+    let reported = message(&got[0]);
+    assert_eq!(kinds(&reported), ["budget_spent"], "{reported}");
     assert_eq!(header(&got[0], "x-marshal-event"), "budget_spent");
-    assert_eq!(told["held_back"], serde_json::json!({}), "{told}");
-    let event = &told["events"][0];
+    assert_eq!(reported["held_back"], serde_json::json!({}), "{reported}");
+    let event = &reported["events"][0];
     assert_eq!(event["slot"], "demo/0", "{event}");
     assert_eq!(event["session"], done["session"], "{event}");
     for (key, value) in [
@@ -386,8 +388,8 @@ fn an_ask_that_is_written_to_fool_is_told_harmlessly() {
     let got = server.got().remove(0);
     let bad = |c: &char| c.is_control() || matches!(*c, '\u{200b}' | '\u{202e}' | '\u{2028}');
     assert_eq!(got.body.chars().find(bad), None, "{}", got.body);
-    let told = message(&got);
-    for text in [&told["text"], &told["events"][0]["summary"]] {
+    let reported = message(&got);
+    for text in [&reported["text"], &reported["events"][0]["summary"]] {
         let text = text.as_str().expect("a text");
         assert_eq!(text.chars().find(bad), None, "{text}");
         assert!(
@@ -427,12 +429,12 @@ fn a_command_gets_the_message_its_arguments_and_nothing_else() {
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     let got = drill.log("got");
     assert_eq!(got.lines().count(), 1, "{got}");
-    let told: Value = serde_json::from_str(got.trim()).expect("JSON");
-    assert_eq!(kinds(&told), ["run_ended"], "{told}");
+    let message: Value = serde_json::from_str(got.trim()).expect("JSON");
+    assert_eq!(kinds(&message), ["run_ended"], "{message}");
     assert_eq!(
-        told["events"][0]["tasks"],
+        message["events"][0]["tasks"],
         serde_json::json!({"done": 1}),
-        "{told}"
+        "{message}"
     );
     assert_eq!(drill.log("args"), "a b|$X|/|");
     // A shell sets two of its own.
@@ -525,8 +527,8 @@ fn a_command_that_may_work_later_is_run_again_and_one_that_fails_is_not() {
             ran.all()
         );
         assert_eq!(drill.log("runs").lines().count(), runs, "{code}");
-        let said = format!("exit code {code}");
-        assert!(ran.stderr.contains(&said), "{}", ran.all());
+        let expected = format!("exit code {code}");
+        assert!(ran.stderr.contains(&expected), "{}", ran.all());
         assert!(!ran.stderr.contains('\u{1b}'), "{:?}", ran.stderr);
     }
 }
@@ -536,9 +538,9 @@ fn an_ordinary_users_hook_runs_too_and_a_second_signal_waits_for_none() {
     let drill = Drill::of_nobody(&pool("scaiflux", ""));
     install(&drill.path("tell"), &b"#!/bin/sh\n/bin/sleep 50\n"[..]);
     let mut text = fs::read_to_string(drill.config()).expect("supervisor.toml");
-    let tell = drill.path("tell").display().to_string();
+    let sender = drill.path("tell").display().to_string();
     let env = format!("env = {{ DRILL_HOOK = \"{}\" }}", drill.mark);
-    let hook = format!("[hook.ops]\ncommand = [{tell:?}]\ntimeout = \"1m\"\n{env}\n");
+    let hook = format!("[hook.ops]\ncommand = [{sender:?}]\ntimeout = \"1m\"\n{env}\n");
     text.push_str(&hook);
     fs::write(drill.config(), text).expect("supervisor.toml");
     let chown = std::process::Command::new("chown")

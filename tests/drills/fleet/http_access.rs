@@ -311,7 +311,7 @@ fn thousands_of_connections_that_ask_nothing_keep_nobody_out() {
     let _daemon = daemon(&drill);
     let owner = fs::read_to_string(drill.state().join("http.token")).expect("a token");
     let address = drill.address();
-    let mut held = Vec::with_capacity(wanted);
+    let mut occupied = Vec::with_capacity(wanted);
     for number in 0..wanted {
         let mut stream = TcpStream::connect(&address).expect("it listens");
         // Some say nothing, some begin a head, and some a body that nobody waits for.
@@ -322,7 +322,7 @@ fn thousands_of_connections_that_ask_nothing_keep_nobody_out() {
         };
         // It may be gone already.
         let _ = stream.write_all(text.as_bytes());
-        held.push(stream);
+        occupied.push(stream);
     }
     let get = |page: &str| {
         let mut stream = TcpStream::connect(&address).ok()?;
@@ -338,6 +338,6 @@ fn thousands_of_connections_that_ask_nothing_keep_nobody_out() {
     for page in ["/healthz", "/approvals", "/metrics"] {
         eventually(LONG, page, || get(page).is_some());
     }
-    drop(held);
+    drop(occupied);
     assert_eq!(drill.get("/healthz").0, 200);
 }

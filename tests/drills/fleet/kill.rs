@@ -217,8 +217,8 @@ fn children(drill: &Drill, database: &Connection) {
 fn received_is_accepted(session: &str, received: &[String], accepted: &[(String, bool)]) {
     let mut received = received.iter().peekable();
     for (text, is_sure) in accepted {
-        let came = received.next_if_eq(&text).is_some();
-        assert!(came || !is_sure, "{session}: {text:?} was not received");
+        let arrived = received.next_if_eq(&text).is_some();
+        assert!(arrived || !is_sure, "{session}: {text:?} was not received");
     }
     assert_eq!(received.next(), None, "{session}: not accepted, or twice");
 }

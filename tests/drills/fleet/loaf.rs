@@ -175,13 +175,13 @@ fn a_login_parks_the_slot_with_where_it_is_made() {
     let flow = r#"raw {"jsonrpc":"2.0","method":"event","params":{"type":"auth.flow.device_code","payload":{"provider":"openai","verification_url":"https://login.example/device","user_code":"ABCD-1234"}}}"#;
     let (ran, results) = run(&drill, &[&format!("{flow}\nsleep 1h")]);
     assert!(ran.stderr.contains("parked"), "{}", ran.all());
-    let told = format!("{}\n{}", ran.all(), results[0]);
+    let expected = format!("{}\n{}", ran.all(), results[0]);
     for part in [
         "needs a login of openai",
         "https://login.example/device",
         "ABCD-1234",
     ] {
-        assert!(told.contains(part), "{told}");
+        assert!(expected.contains(part), "{expected}");
     }
 }
 
@@ -275,8 +275,8 @@ fn a_chat_is_answered_stopped_and_goes_on_after_a_crash() {
     );
     assert!(text(&events).contains("one"), "{events:#?}");
     let turn = daemon.say(&chat, "say two\nsleep 1h");
-    stream.until("it speaks", |told| {
-        text(std::slice::from_ref(told)).contains("two")
+    stream.until("it speaks", |reported| {
+        text(std::slice::from_ref(reported)).contains("two")
     });
     let stopped = daemon.post(&format!("{chat}/stop"), &json!({}));
     assert_eq!(stopped.status, 200, "{stopped:?}");

@@ -148,7 +148,7 @@ fn whatever_an_agent_does_has_a_defined_end_and_no_neighbour_waits_for_it() {
                 "{id}: no other slot of its pool finished a task meanwhile"
             ));
         }
-        let told: i64 = database
+        let text: i64 = database
             .query_row(
                 "SELECT count(*) FROM events WHERE session = ?1 AND body LIKE '%' || ?2 || '%'",
                 [bad["session"].as_str().expect("a session"), says],
@@ -158,7 +158,7 @@ fn whatever_an_agent_does_has_a_defined_end_and_no_neighbour_waits_for_it() {
         let in_result = bad["detail"]
             .as_str()
             .is_some_and(|detail| detail.contains(says));
-        if bad["outcome"] != *outcome || (told == 0 && !in_result) {
+        if bad["outcome"] != *outcome || (text == 0 && !in_result) {
             wrong.push(format!("{id}: not {outcome} with {says}, but {bad}"));
         }
     }

@@ -89,8 +89,8 @@ pub(crate) fn is_interrupted(dialect: &str, how: &str) {
     let drill = Drill::new(&pool(dialect, "", keys));
     let (ran, results) = run(&drill, &["say first\nsleep 1h"]);
     assert_eq!(results[0]["outcome"], "timed_out", "{}", ran.all());
-    let heard = ledger(&results[0]);
-    assert!(heard.contains("\"interrupt\""), "{heard}");
+    let received = ledger(&results[0]);
+    assert!(received.contains("\"interrupt\""), "{received}");
     let ends = events(&drill, "turn_ended");
     assert_eq!(ends.len(), 1, "{ends:?}");
     assert_eq!(ends[0]["stop_reason"], how, "{ends:?}");
@@ -115,14 +115,14 @@ pub(crate) fn comes_back(dialect: &str, how: &str) {
 }
 
 /// An agent that forgot its session gets a new one.
-pub(crate) fn begins_anew(dialect: &str, said: &str) {
+pub(crate) fn begins_anew(dialect: &str, reported: &str) {
     let drill = Drill::new(&pool(dialect, ", \"--forget\"", SLOT));
     let (ran, results) = run(&drill, &["say one", "crash", "say three"]);
     assert_eq!(results[2]["outcome"], "done", "{}", ran.all());
     assert_ne!(results[0]["session"], results[2]["session"]);
     let fresh = events(&drill, "session_fresh");
     assert_eq!(fresh.len(), 1, "{fresh:?}");
-    assert!(fresh[0].to_string().contains(said), "{fresh:?}");
+    assert!(fresh[0].to_string().contains(reported), "{fresh:?}");
 }
 
 /// A request that the agent withdraws runs nothing, nobody is asked about it any more, and the turn
@@ -159,8 +159,8 @@ pub(crate) fn waits_for_a_person(dialect: &str) {
         good(&answer(&drill, how, &ask, more));
         let result = result(&drill, client);
         assert_eq!(is_there(&result, "made.txt"), made, "{how}: {result}");
-        let said = result["answer"].as_str().expect("an answer");
-        assert!(said.contains("went on"), "{how}: {said}");
+        let text = result["answer"].as_str().expect("an answer");
+        assert!(text.contains("went on"), "{how}: {text}");
         assert_understood(&drill, &[result]);
     }
 }
@@ -175,8 +175,8 @@ pub(crate) fn chats(dialect: &str) {
     assert!(text(&events).contains("one"), "{events:#?}");
     assert_eq!(names(&events).last(), Some(&"done"), "{events:#?}");
     let turn = daemon.say(&chat, "say two\nsleep 1h");
-    stream.until("it speaks", |told| {
-        text(std::slice::from_ref(told)).contains("two")
+    stream.until("it speaks", |reported| {
+        text(std::slice::from_ref(reported)).contains("two")
     });
     let stopped = daemon.post(&format!("{chat}/stop"), &json!({}));
     assert_eq!(stopped.status, 200, "{stopped:?}");

@@ -134,39 +134,39 @@ fn after_kills_every_item_is_ticked_once_and_none_is_lost() {
         "goal": "g", "mode": "parallel_agents", "plan_id": "plan.md", "roles": ["coder", "tester", "coder"],
     });
     let chat = begin(&daemon, &body);
-    let mut told: Vec<StreamEvent> = Vec::new();
+    let mut reported: Vec<StreamEvent> = Vec::new();
     for round in 0..count(5) {
         // After some more events each time; the work may be over before the last kill.
-        let cursor = told.last().map(|of| of.id.clone());
+        let cursor = reported.last().map(|of| of.id.clone());
         let mut stream = daemon.follow(&chat, cursor.as_deref());
         for _ in 0..(round * 7) % 19 + 3 {
-            if told.last().is_some_and(is_end) {
+            if reported.last().is_some_and(is_end) {
                 break;
             }
-            told.push(stream.next(LONG).expect("an event"));
+            reported.push(stream.next(LONG).expect("an event"));
         }
         daemon.running.signal("KILL");
         daemon.running.child.wait().expect("it ends");
         daemon = Daemon::start(&drill);
     }
-    if !told.last().is_some_and(is_end) {
-        let cursor = told.last().map(|of| of.id.clone());
-        told.extend(
+    if !reported.last().is_some_and(is_end) {
+        let cursor = reported.last().map(|of| of.id.clone());
+        reported.extend(
             daemon
                 .follow(&chat, cursor.as_deref())
                 .until("the end", is_end),
         );
     }
     // What a client has that went on by its cursor is what one reads afterwards.
-    assert_eq!(told, all(&daemon, &chat));
-    let last = told.last().expect("an end");
+    assert_eq!(reported, all(&daemon, &chat));
+    let last = reported.last().expect("an end");
     assert_eq!(
         (last.name.as_str(), &last.data["reason"]),
         ("done", &json!("plan_done")),
-        "{told:#?}"
+        "{reported:#?}"
     );
     assert_eq!(plan_of(&drill, "plan.md"), lines.replace("[ ]", "[x]"));
-    let steps = steps(&told);
+    let steps = steps(&reported);
     assert_eq!(steps.len(), items);
     for (item, states) in &steps {
         let done = states.iter().filter(|of| *of == "done").count();

@@ -52,8 +52,11 @@ fn an_agent_has_no_item_worked_by_adding_it_unseen_or_by_taking_it_away_and_back
     let ticked = own.replace("[ ]", "[x]");
     assert_eq!(plan_of(&drill, "plan.md"), format!("{ticked}{line}\n"));
     let steps = steps(&events);
-    let told = &steps["write by-agent.txt x"];
-    assert!(told.iter().all(|status| status == "blocked"), "{told:?}");
+    let reported = &steps["write by-agent.txt x"];
+    assert!(
+        reported.iter().all(|status| status == "blocked"),
+        "{reported:?}"
+    );
 }
 
 #[test]
@@ -98,10 +101,10 @@ fn an_item_that_cannot_be_sent_is_blocked_and_the_others_are_worked() {
     let events = all(&daemon, &begin(&daemon, &body(&["coder"])));
     assert_eq!(end(&events), ("error", "blocked"));
     assert!(has(&drill, "a.txt"));
-    let told = events
+    let seen_events = events
         .iter()
         .any(|of| of.name == "plan_step" && of.data["step"] == 1 && of.data["status"] == "blocked");
-    assert!(told);
+    assert!(seen_events);
 }
 
 #[test]
@@ -219,11 +222,11 @@ fn a_plan_that_is_written_all_the_time_is_one_row_and_told_now_and_then() {
         .iter()
         .fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
     // One that stood there in between may be told as well.
-    let told = stream.until("the last", |of| {
+    let events = stream.until("the last", |of| {
         of.name == "plan" && of.data["sha256"] == *last
     });
-    let told = told.iter().filter(|of| of.name == "plan").count();
-    assert!(told < 25, "{told}");
+    let events = events.iter().filter(|of| of.name == "plan").count();
+    assert!(events < 25, "{events}");
     let reviews = daemon.get(&format!("{chat}/plan")).body["reviews"].clone();
     assert_eq!(reviews.as_array().expect("reviews").len(), 1, "{reviews}");
     assert_eq!(reviews[0]["sha256"], *last);

@@ -336,12 +336,16 @@ fn what_a_kill_left_unticked_is_ticked_and_not_worked_again() {
         .map(|entry| entry.path())
         .find(|path| path.extension() == Some("json".as_ref()))
         .expect("a book");
-    let mut kept: Value =
+    let mut stored: Value =
         serde_json::from_str(&fs::read_to_string(&book).expect("read")).expect("JSON");
-    assert_eq!(kept["settled"].as_array().map(Vec::len), Some(1), "{kept}");
-    kept["settled"] = Value::Array(Vec::new());
+    assert_eq!(
+        stored["settled"].as_array().map(Vec::len),
+        Some(1),
+        "{stored}"
+    );
+    stored["settled"] = Value::Array(Vec::new());
     for args in [&["run", "--continue"][..], &["run", "plan.md"]] {
-        fs::write(&book, kept.to_string()).expect("written");
+        fs::write(&book, stored.to_string()).expect("written");
         write(&drill, &text);
         let ran = drill.run(args);
         assert_eq!(ran.code, Some(0), "{}", ran.all());

@@ -93,8 +93,8 @@ pub(crate) fn all(daemon: &Daemon, chat: &str) -> Vec<StreamEvent> {
     daemon.follow(chat, None).until("the end", is_end)
 }
 
-pub(crate) fn is_end(told: &StreamEvent) -> bool {
-    matches!(told.name.as_str(), "done" | "error" | "stopped") && !told.data["reason"].is_null()
+pub(crate) fn is_end(event: &StreamEvent) -> bool {
+    matches!(event.name.as_str(), "done" | "error" | "stopped") && !event.data["reason"].is_null()
 }
 
 pub(crate) fn plan_of(drill: &Drill, path: &str) -> String {
@@ -116,8 +116,11 @@ pub(crate) fn has(drill: &Drill, path: &str) -> bool {
 /// The steps of an item by their status, in order.
 pub(crate) fn steps(events: &[StreamEvent]) -> BTreeMap<String, Vec<String>> {
     let mut steps: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for told in events.iter().filter(|told| told.name == "plan_step") {
-        let of = |key: &str| told.data[key].as_str().expect(key).to_owned();
+    for reported in events
+        .iter()
+        .filter(|reported| reported.name == "plan_step")
+    {
+        let of = |key: &str| reported.data[key].as_str().expect(key).to_owned();
         steps.entry(of("content")).or_default().push(of("status"));
     }
     steps
@@ -204,8 +207,8 @@ fn four_members_work_forty_items_each_once() {
     drill.assert_dense();
 }
 
-fn waiting(told: &StreamEvent) -> bool {
-    told.name == "plan" && told.data["status"] == "waiting"
+fn waiting(event: &StreamEvent) -> bool {
+    event.name == "plan" && event.data["status"] == "waiting"
 }
 
 #[test]

@@ -46,8 +46,8 @@ fn a_shadow_is_counted_and_decides_nothing() {
     let judged = r#"marshal_policy_shadow_evaluations_total{pool="demo"}"#;
     assert_eq!(metric(&page, judged), Some(3.0));
     let log = drill.log("stderr.log");
-    let said = log.matches("would have decided otherwise").count();
-    assert_eq!(said, 1, "once in a while: {log}");
+    let reported = log.matches("would have decided otherwise").count();
+    assert_eq!(reported, 1, "once in a while: {log}");
     // The record is of the policy that decided.
     assert!(policies(&drill).iter().all(|(policy, _)| policy == "own"));
     // It is read again like the others, and a faulty one is refused like them.

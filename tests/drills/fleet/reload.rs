@@ -405,8 +405,8 @@ fn reload(drill: &Drill, times: usize, each: impl Fn(usize)) {
     for number in 0..times {
         each(number);
         writeln!(stream, r#"{{"v":1,"op":"reload"}}"#).expect("sent");
-        let said = lines.next().expect("a line").expect("read");
-        assert!(said.contains("\"ok\":\"policies\""), "{said}");
+        let reported = lines.next().expect("a line").expect("read");
+        assert!(reported.contains("\"ok\":\"policies\""), "{reported}");
     }
 }
 

@@ -74,10 +74,10 @@ fn begin(daemon: &Daemon, body: &Value) -> String {
 }
 
 /// Ends of turns and of the whole carry an outcome or a reason; that of the whole no turn.
-fn is_over(told: &StreamEvent) -> bool {
-    matches!(told.name.as_str(), "done" | "stopped" | "error")
-        && told.data["turn_id"].is_null()
-        && !told.data["reason"].is_null()
+fn is_over(event: &StreamEvent) -> bool {
+    matches!(event.name.as_str(), "done" | "stopped" | "error")
+        && event.data["turn_id"].is_null()
+        && !event.data["reason"].is_null()
 }
 
 /// Everything to the end of the whole.
@@ -87,9 +87,9 @@ fn whole(daemon: &Daemon, chat: &str) -> Vec<StreamEvent> {
 }
 
 fn ends(events: &[StreamEvent]) -> Vec<&StreamEvent> {
-    let is_end = |told: &&StreamEvent| {
-        matches!(told.name.as_str(), "done" | "stopped" | "error")
-            && !told.data["turn_id"].is_null()
+    let is_end = |reported: &&StreamEvent| {
+        matches!(reported.name.as_str(), "done" | "stopped" | "error")
+            && !reported.data["turn_id"].is_null()
     };
     events.iter().filter(is_end).collect()
 }
@@ -217,9 +217,9 @@ fn a_person_stops_the_whole_and_is_heard_first() {
     // Long enough for what is said meanwhile.
     let body = json!({"goal": "say one\nsleep 5s", "continue_prompt": "say more\nsleep 200ms", "check": "false", "limits": {"turns": 500}});
     let chat = begin(&daemon, &body);
-    let said = daemon.say(&chat, "say mine");
+    let reported = daemon.say(&chat, "say mine");
     let mut stream = daemon.follow(&chat, None);
-    stream.turn(&said);
+    stream.turn(&reported);
     let of = daemon.turns(&chat);
     assert_eq!(of[1]["content"], "say mine", "{of:#?}");
     stream.any_turn();
@@ -255,18 +255,18 @@ fn kills_neither_lose_nor_repeat_a_round_and_the_past_is_told_as_it_was() {
         if live.last().is_some_and(is_over) {
             break;
         }
-        let after = live.last().map(|told| told.id.clone());
+        let after = live.last().map(|text| text.id.clone());
         let mut stream = daemon.follow(&chat, after.as_deref());
         // Somewhere in a round: after its first event, or its end.
         let wanted = 1 + kill % 4;
         let mut seen = 0;
         while seen < wanted {
-            let Some(told) = stream.next(LONG) else {
+            let Some(text) = stream.next(LONG) else {
                 panic!("nothing comes: {live:#?}");
             };
-            seen += usize::from(!is_over(&told));
-            let ended = is_over(&told);
-            live.push(told);
+            seen += usize::from(!is_over(&text));
+            let ended = is_over(&text);
+            live.push(text);
             if ended {
                 break;
             }
@@ -276,7 +276,7 @@ fn kills_neither_lose_nor_repeat_a_round_and_the_past_is_told_as_it_was() {
         eventually(LONG, "no agent is left", || drill.agents().is_empty());
         daemon = Daemon::start(&drill);
     }
-    let after = live.last().map(|told| told.id.clone());
+    let after = live.last().map(|text| text.id.clone());
     if !live.last().is_some_and(is_over) {
         let mut stream = daemon.follow(&chat, after.as_deref());
         live.extend(stream.until("the end of the whole", is_over));
@@ -294,12 +294,12 @@ fn kills_neither_lose_nor_repeat_a_round_and_the_past_is_told_as_it_was() {
         "{turns:#?}"
     );
     // Each turn has one end in the stream, and whoever comes later is told the same.
-    let told: Vec<&str> = ends(&live)
+    let text: Vec<&str> = ends(&live)
         .iter()
-        .filter_map(|told| told.data["turn_id"].as_str())
+        .filter_map(|text| text.data["turn_id"].as_str())
         .collect();
-    let once: BTreeSet<&str> = told.iter().copied().collect();
-    assert_eq!(told.len(), once.len(), "{told:?}");
+    let once: BTreeSet<&str> = text.iter().copied().collect();
+    assert_eq!(text.len(), once.len(), "{text:?}");
     assert_eq!(once.len(), most, "{live:#?}");
     assert_eq!(whole(&daemon, &chat), live);
     drill.assert_dense();
@@ -367,7 +367,7 @@ fn a_chat_that_is_closed_tells_its_end_also_where_nobody_works_it() {
         let mut daemon = Daemon::start(&drill);
         let chat = begin(&daemon, &json!({"goal": "say one\nhang"}));
         let mut stream = daemon.follow(&chat, None);
-        stream.until("it runs", |told| told.name == "chunk");
+        stream.until("it runs", |reported| reported.name == "chunk");
         if is_killed {
             daemon.running.signal("KILL");
             daemon.running.child.wait().expect("it ends");

@@ -264,9 +264,9 @@ fn a_key_that_the_provider_sends_back_is_in_no_log_no_journal_and_no_output() {
         &["config", "show"],
         &["config", "check"],
     ] {
-        let said = drill.run(args);
-        assert_eq!(said.code, Some(0), "{args:?} {}", said.all());
-        let all = said.all();
+        let output = drill.run(args);
+        assert_eq!(output.code, Some(0), "{args:?} {}", output.all());
+        let all = output.all();
         assert!(!all.contains(KEY), "{args:?} {all}");
     }
     let page = drill.get("/metrics").1;
@@ -420,14 +420,14 @@ fn a_limit_pauses_the_pool_and_spends_no_task() {
     }
     assert_eq!(provider.got().len(), 6);
     let database = drill.database();
-    let told: i64 = database
+    let reported: i64 = database
         .query_row(
             "SELECT count(*) FROM events WHERE kind = 'turn_ended' AND CAST(body AS TEXT) LIKE '%rate limited: the provider%'",
             [],
             |row| row.get(0),
         )
         .expect("a count");
-    assert_eq!(told, 2, "the journal says why");
+    assert_eq!(reported, 2, "the journal says why");
 }
 
 #[test]
@@ -495,8 +495,8 @@ fn each_pause_without_an_announced_time_is_twice_as_long_up_to_the_bound() {
     let ran = drill.run(&["run", "--results", "results.jsonl", "one", "two"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     for wait in ["0.4 s", "0.8 s", "1.0 s"] {
-        let told = format!("no task starts for {wait}");
-        assert!(ran.stderr.contains(&told), "{wait}: {}", ran.all());
+        let expected = format!("no task starts for {wait}");
+        assert!(ran.stderr.contains(&expected), "{wait}: {}", ran.all());
     }
     let times = times.lock().expect("no panic").clone();
     let waits: Vec<_> = times.windows(2).map(|two| two[1] - two[0]).collect();
@@ -539,7 +539,7 @@ fn words_that_a_hint_of_the_file_calls_a_limit_pause_the_pool_and_spend_no_task(
             result["outcome"] == "done"
         });
         assert_eq!(done, code == 0, "{}", ran.all());
-        let told: i64 = drill
+        let reported: i64 = drill
             .database()
             .query_row(
                 "SELECT count(*) FROM events WHERE kind = 'turn_ended' AND CAST(body AS TEXT) LIKE '%rate limited: the agent says%hint: tea time%'",
@@ -547,7 +547,7 @@ fn words_that_a_hint_of_the_file_calls_a_limit_pause_the_pool_and_spend_no_task(
                 |row| row.get(0),
             )
             .expect("a count");
-        assert_eq!(told, if code == 0 { 2 } else { 0 });
+        assert_eq!(reported, if code == 0 { 2 } else { 0 });
     }
 }
 

@@ -99,10 +99,10 @@ fn a_secret_is_on_no_record_and_what_runs_is_what_was_sent() {
             assert_eq!(found, 0, "{word} is in a request");
         }
         let query = "SELECT count(*) FROM events WHERE kind = 'tool_result' AND body LIKE '%‹secret:API_KEY›%'";
-        let told: i64 = database
+        let reported: i64 = database
             .query_row(query, [], |row| row.get(0))
             .expect("a count");
-        assert!(told > 0, "the output of printenv is masked");
+        assert!(reported > 0, "the output of printenv is masked");
         let again = drill.run(&[
             "policy",
             "replay",

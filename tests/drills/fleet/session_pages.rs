@@ -105,10 +105,10 @@ fn what_a_session_wrote_is_shown_judged_and_applied() {
     assert_eq!(read("README.md").expect("there"), "theirs, and longer\n");
 
     // What the policy asks a person for: only who may answer asks says yes.
-    let asked = worked(&daemon, "write other.txt x\nwrite asked.txt y");
+    let requested = worked(&daemon, "write other.txt x\nwrite asked.txt y");
     let stricter = format!("{POLICY}{STRICTER}");
     fs::write(drill.path("careful.toml"), stricter).expect("written");
-    let path = format!("{asked}/apply");
+    let path = format!("{requested}/apply");
     let refused = daemon.post(&path, &json!({}));
     assert!(problem(&refused, 409).contains("asked.txt"), "{refused:?}");
     let owner = std::mem::replace(&mut daemon.token, token.to_owned());

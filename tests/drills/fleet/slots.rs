@@ -98,9 +98,12 @@ fn a_slot_gives_its_one_session_task_after_task_in_one_child() {
         let (ran, results) = run(&drill, &prompts);
         assert_eq!(ran.code, Some(0), "{}", ran.all());
         assert_eq!(sessions(&results).len(), 1, "{}", ran.all());
-        let said = answer(&results[3]);
+        let reported = answer(&results[3]);
         for earlier in &prompts[..3] {
-            assert!(said.contains(earlier), "{earlier} is not in {said:?}");
+            assert!(
+                reported.contains(earlier),
+                "{earlier} is not in {reported:?}"
+            );
         }
         assert_eq!(results[0]["changes"][0]["path"], "a.txt", "{}", results[0]);
         assert_eq!(
@@ -143,11 +146,11 @@ fn a_child_crashed_in_its_turn_goes_on_with_its_session_and_the_next_task_knows_
             "it is not sent again: {}",
             ran.all()
         );
-        let said = answer(&results[2]);
-        assert!(said.contains("say one"), "{said:?}");
+        let reported = answer(&results[2]);
+        assert!(reported.contains("say one"), "{reported:?}");
         assert!(
-            said.contains("crash"),
-            "what was lost came before, too: {said:?}"
+            reported.contains("crash"),
+            "what was lost came before, too: {reported:?}"
         );
         assert_eq!(count(&drill, "events WHERE kind = 'child_started'"), 2);
         // What was replayed of the past is no new event.

@@ -174,13 +174,13 @@ fn asked_of(record: &Value) -> PermissionStep {
 
 /// One night; gives how many requests each step made.
 fn run_night(drill: &Drill) -> BTreeMap<PermissionStep, usize> {
-    let mut asked: BTreeMap<PermissionStep, usize> = BTreeMap::new();
+    let mut requested: BTreeMap<PermissionStep, usize> = BTreeMap::new();
     let mut lines = String::new();
     for task in 0..count(TASKS) {
         let steps = steps(task);
         let pool = pool_of(task);
         for step in &steps {
-            *asked.entry((pool, step)).or_default() += 1;
+            *requested.entry((pool, step)).or_default() += 1;
         }
         // Some of it runs unasked, and is no request.
         let prompt = format!("{}\nunasked true\nsay done", steps.join("\n"));
@@ -192,7 +192,7 @@ fn run_night(drill: &Drill) -> BTreeMap<PermissionStep, usize> {
     let ran = drill.run(&["run", "--results", "r.jsonl", "night.jsonl"]);
     assert_eq!(ran.code, Some(1), "some were denied: {}", ran.all());
     assert!(drill.agents().is_empty());
-    asked
+    requested
 }
 
 #[test]
@@ -203,10 +203,10 @@ fn a_night_alone_is_on_record_proved_and_judged_again() {
     fs::write(workspace.join("docs/plan.md"), "Sleep.\n").expect("a plan");
     fs::write(workspace.join(".env"), "TOKEN=none\n").expect("a secret");
     fs::write(drill.path("stricter.toml"), STRICTER).expect("a policy");
-    let asked = run_night(&drill);
-    let total: usize = asked.values().sum();
+    let requested = run_night(&drill);
+    let total: usize = requested.values().sum();
     results(&drill, Policy::Developer);
-    let found = records(&drill, &asked, Policy::Developer);
+    let found = records(&drill, &requested, Policy::Developer);
     assert_eq!(found, total);
     let proved = drill.run(&["--json", "audit", "verify"]);
     assert_eq!(proved.code, Some(0), "{}", proved.all());
@@ -214,8 +214,8 @@ fn a_night_alone_is_on_record_proved_and_judged_again() {
     assert!(proof.to_string().contains(&format!("{total}")), "{proof}");
     drill.assert_dense();
 
-    replay(&drill, &asked, [Policy::Developer, Policy::Stricter]);
-    report(&drill, &asked, Policy::Developer);
+    replay(&drill, &requested, [Policy::Developer, Policy::Stricter]);
+    report(&drill, &requested, Policy::Developer);
     // One changed letter anywhere, and it is no proof any more.
     let change = "UPDATE permission_requests SET reason = reason || '.' WHERE link = 7";
     assert_eq!(drill.database().execute(change, []), Ok(1));
@@ -249,15 +249,19 @@ fn results(drill: &Drill, policy: Policy) {
         let id = result["id"].as_str().and_then(|id| id.strip_prefix("t-"));
         let task: usize = id.and_then(|id| id.parse().ok()).expect("an id");
         assert_eq!(result["outcome"], outcome(task, policy), "{result}");
-        let asked = steps(task).len();
+        let requested = steps(task).len();
         let allowed = allowed(task, policy);
         assert_eq!(result["requests"]["allowed"], allowed, "{result}");
-        assert_eq!(result["requests"]["denied"], asked - allowed, "{result}");
+        assert_eq!(
+            result["requests"]["denied"],
+            requested - allowed,
+            "{result}"
+        );
     }
 }
 
 /// Compares every record with what was to be decided; gives how many there are.
-fn records(drill: &Drill, asked: &BTreeMap<PermissionStep, usize>, policy: Policy) -> usize {
+fn records(drill: &Drill, requested: &BTreeMap<PermissionStep, usize>, policy: Policy) -> usize {
     let ran = drill.run(&["audit", "export"]);
     let mut found: BTreeMap<PermissionStep, usize> = BTreeMap::new();
     for line in ran.stdout.lines() {
@@ -279,14 +283,14 @@ fn records(drill: &Drill, asked: &BTreeMap<PermissionStep, usize>, policy: Polic
             }
         }
     }
-    assert_eq!(found, *asked);
+    assert_eq!(found, *requested);
     found.values().sum()
 }
 
-fn replay(drill: &Drill, asked: &BTreeMap<PermissionStep, usize>, [then, now]: [Policy; 2]) {
+fn replay(drill: &Drill, requested: &BTreeMap<PermissionStep, usize>, [then, now]: [Policy; 2]) {
     let mut counts: BTreeMap<(String, String), usize> = BTreeMap::new();
     let mut changes: BTreeMap<PermissionStep, usize> = BTreeMap::new();
-    for (step, times) in asked {
+    for (step, times) in requested {
         let (old, new) = (judge(then, *step), judge(now, *step));
         *counts
             .entry((old.as_str().to_owned(), new.as_str().to_owned()))
@@ -317,7 +321,7 @@ fn replay(drill: &Drill, asked: &BTreeMap<PermissionStep, usize>, [then, now]: [
     let ran = drill.run(&args);
     assert_eq!(ran.code, Some(1), "{}", ran.all());
     let page: Value = serde_json::from_str(&ran.stdout).expect("a page");
-    let total: usize = asked.values().sum();
+    let total: usize = requested.values().sum();
     assert_eq!(page["requests"], total, "{page}");
     assert_eq!(
         (&page["widened"], &page["skipped"]),
@@ -344,7 +348,7 @@ fn replay(drill: &Drill, asked: &BTreeMap<PermissionStep, usize>, [then, now]: [
     assert_eq!(changed, changes);
 }
 
-fn report(drill: &Drill, asked: &BTreeMap<PermissionStep, usize>, policy: Policy) {
+fn report(drill: &Drill, requested: &BTreeMap<PermissionStep, usize>, policy: Policy) {
     let ran = drill.run(&["--json", "report", "--since", "1h"]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
     let page: Value = serde_json::from_str(&ran.stdout).expect("a page");
@@ -359,12 +363,12 @@ fn report(drill: &Drill, asked: &BTreeMap<PermissionStep, usize>, policy: Policy
         (&json!(0), &json!(0), &json!(0))
     );
     let by_policy = |decision: Decision| -> usize {
-        let of = asked
+        let of = requested
             .iter()
             .filter(|(step, _)| judge(policy, **step) == decision);
         of.map(|(_, times)| times).sum()
     };
-    let told = |decision: &str, by: &[&str]| -> u64 {
+    let reported = |decision: &str, by: &[&str]| -> u64 {
         let verdicts = page["verdicts"].as_array().expect("verdicts").iter();
         let of = verdicts.filter(|row| {
             row["decision"] == decision && row["by"].as_str().is_some_and(|word| by.contains(&word))
@@ -372,17 +376,17 @@ fn report(drill: &Drill, asked: &BTreeMap<PermissionStep, usize>, policy: Policy
         of.filter_map(|row| row["count"].as_u64()).sum()
     };
     assert_eq!(
-        told("allow", &["policy", "default"]),
+        reported("allow", &["policy", "default"]),
         by_policy(Decision::Allow) as u64,
         "{page}"
     );
     assert_eq!(
-        told("deny", &["timeout"]),
+        reported("deny", &["timeout"]),
         by_policy(Decision::Ask) as u64,
         "{page}"
     );
     assert_eq!(
-        told("deny", &["policy"]),
+        reported("deny", &["policy"]),
         by_policy(Decision::Deny) as u64,
         "{page}"
     );

@@ -41,11 +41,12 @@ fn what_would_be_told_beside_a_message_is_left_out_and_nothing_is_run_again() {
     // After a stop, which an agent would be told of.
     let turn = daemon.say(&chat, "puts running; flush stdout; after 3600000");
     // What it says may come in pieces.
-    let said = RefCell::new(String::new());
-    stream.until("it runs", |told| {
-        said.borrow_mut()
-            .push_str(&text(std::slice::from_ref(told)));
-        said.borrow().contains("running")
+    let reported = RefCell::new(String::new());
+    stream.until("it runs", |events| {
+        reported
+            .borrow_mut()
+            .push_str(&text(std::slice::from_ref(events)));
+        reported.borrow().contains("running")
     });
     let stop = daemon.post(&format!("{chat}/stop"), &json!({}));
     assert_eq!(stop.status, 200, "{stop:?}");
@@ -59,10 +60,10 @@ fn what_would_be_told_beside_a_message_is_left_out_and_nothing_is_run_again() {
         &chat,
         "puts [gets [open ran]]; puts [llength [split [read [open ran]] \\n]]",
     );
-    let told = stream.turn(&turn);
-    let said = text(&told).replace('\r', "");
-    assert_eq!(said.trim(), "once\n2", "{told:#?}");
-    let anew = told.iter().find(|told| told.name == "rehydrated");
+    let events = stream.turn(&turn);
+    let reported = text(&events).replace('\r', "");
+    assert_eq!(reported.trim(), "once\n2", "{events:#?}");
+    let anew = events.iter().find(|events| events.name == "rehydrated");
     assert_eq!(anew.expect("that is told").data["by"], "nothing");
 }
 

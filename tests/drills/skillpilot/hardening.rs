@@ -16,8 +16,8 @@ fn refused(session: &Session, why: &str) {
         .output()
         .expect("it starts");
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains(why), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(printed.contains(why), "{printed}");
 }
 
 #[test]
@@ -38,8 +38,8 @@ fn a_directory_that_others_may_write_is_refused() {
             .output()
             .expect("it starts");
         assert_eq!(output.status.code(), Some(1));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains(why), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(printed.contains(why), "{printed}");
     };
     carried("others may write queue/");
     mode("queue", 0o700);
@@ -131,9 +131,9 @@ fn odd_files_are_put_aside_and_never_read() {
         session.names("rejected").len() == 8
     });
     assert_eq!(session.names("ctl"), [""; 0]);
-    let kept = fs::read_to_string(&secret).expect("kept");
+    let stored = fs::read_to_string(&secret).expect("kept");
     assert!(
-        kept.contains("puts leaked"),
+        stored.contains("puts leaked"),
         "nothing was written through a link"
     );
     assert_eq!(session.names("queue"), ["cmd_9_t.json.tmp.123"]);
@@ -269,8 +269,11 @@ fn a_directory_that_is_taken_away_ends_the_runner() {
             fs::create_dir(session.path("queue")).expect("a directory");
         }
         assert_eq!(runner.ends(), Some(1));
-        let said = std::io::read_to_string(stderr).expect("read");
-        assert!(said.contains("queue/ was removed or replaced"), "{said}");
+        let printed = std::io::read_to_string(stderr).expect("read");
+        assert!(
+            printed.contains("queue/ was removed or replaced"),
+            "{printed}"
+        );
         assert_eq!(session.state()["phase"], "stopping");
     }
 }
@@ -337,8 +340,8 @@ fn a_payload_as_large_as_a_command_may_be_reaches_the_tool_whole() {
     assert!(payload.len() > 850_000);
     let done = session.run(2, &payload);
     assert_eq!(done.end(), "ok marker_seen");
-    let said = done.output.lines().last().expect("a line");
-    assert_eq!(said, format!("<{}>", 50_000_u64 * 49_999 / 2));
+    let shown = done.output.lines().last().expect("a line");
+    assert_eq!(shown, format!("<{}>", 50_000_u64 * 49_999 / 2));
 }
 
 /// A Runner whose session directory is a file system of 1 MiB of its own.

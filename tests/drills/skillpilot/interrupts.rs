@@ -268,8 +268,8 @@ fn a_tool_of_ones_own_gets_a_payload_as_its_unit_says() {
     assert_eq!(tools(&session), 1);
     assert!(!file.exists(), "a later line was run");
     let output = session.command(&["--unit", "eval"], &["x"]).output();
-    let said = output.expect("it starts").stderr;
-    assert!(String::from_utf8_lossy(&said).contains("{hex} or {octal}"));
+    let printed = output.expect("it starts").stderr;
+    assert!(String::from_utf8_lossy(&printed).contains("{hex} or {octal}"));
 }
 
 /// A command that starts what is in a session of its own, heeds no hangup, and says its pid.
@@ -339,10 +339,12 @@ fn no_state_of_an_earlier_life_is_told() {
     let child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut runner = Runner(child.expect("it starts"));
     let lines = BufReader::new(runner.0.stdout.take().expect("piped")).lines();
-    let mut told = lines
+    let mut message = lines
         .map_while(Result::ok)
         .map(|line| -> Value { serde_json::from_str(&line).expect("JSON") });
-    let state = told.find(|told| told["type"] == "state").expect("a state");
+    let state = message
+        .find(|message| message["type"] == "state")
+        .expect("a state");
     assert_eq!(state["content"]["phase"], "starting", "{state}");
     assert_eq!(state["content"]["runner_pid"], runner.0.id(), "{state}");
     drop(runner.0.stdin.take());

@@ -164,13 +164,16 @@ fn many_sessions_in_walls_work_at_once_each_with_a_tool_of_its_own() {
     let (mut met, mut numbers) = (0, BTreeSet::new());
     for result in &results {
         assert_eq!(result["outcome"], "done", "{result}");
-        let said = answer(result).trim();
-        if said.ends_with("met") {
+        let reported = answer(result).trim();
+        if reported.ends_with("met") {
             met += 1;
             continue;
         }
-        let mut parts = said.lines().last().unwrap_or("").split(':');
-        let number: usize = parts.next().and_then(|part| part.parse().ok()).expect(said);
+        let mut parts = reported.lines().last().unwrap_or("").split(':');
+        let number: usize = parts
+            .next()
+            .and_then(|part| part.parse().ok())
+            .expect(reported);
         assert!(numbers.insert(number), "{number} came twice");
     }
     assert_eq!(met, sessions);

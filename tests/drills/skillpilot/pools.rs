@@ -65,13 +65,13 @@ fn a_prompt_is_worked_by_a_tool_at_a_terminal_in_walls() {
                   set f [open made.txt w]; puts $f made; close $f\n";
     let results = run(&drill, &[prompt]);
     assert_eq!(results[0]["outcome"], "done", "{}", results[0]);
-    let said: Vec<_> = answer(&results[0]).lines().collect();
-    assert!(said.contains(&"42") && said.contains(&"1000"), "{said:?}");
+    let text: Vec<_> = answer(&results[0]).lines().collect();
+    assert!(text.contains(&"42") && text.contains(&"1000"), "{text:?}");
     assert!(
-        said.iter().any(|line| line.starts_with("/dev/pts/")),
-        "{said:?}"
+        text.iter().any(|line| line.starts_with("/dev/pts/")),
+        "{text:?}"
     );
-    assert_eq!(said.last(), Some(&"0"), "{said:?}");
+    assert_eq!(text.last(), Some(&"0"), "{text:?}");
     assert!(drill.agents().is_empty(), "a tool is left");
 }
 
@@ -94,7 +94,7 @@ fn the_documented_tool_of_ones_own_works() {
             "let kept = 6\nfor (const i of [1, 2])\n  console.log(i)\nkept * 7",
             "console.log(kept)\nif (",
             "const fs = require('fs')",
-            "console.log(`<${kept}>`, typeof fs.readFileSync)",
+            "console.log(`<${stored}>`, typeof fs.readFileSync)",
         ],
     );
     let answers: Vec<_> = results.iter().map(answer).collect();

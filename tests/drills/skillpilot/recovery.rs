@@ -145,8 +145,8 @@ fn two_runners_never_work_in_one_directory() {
         .output()
         .expect("it starts");
     assert_eq!(second.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&second.stderr);
-    assert!(said.contains("another Runner works in it"), "{said}");
+    let printed = String::from_utf8_lossy(&second.stderr);
+    assert!(printed.contains("another Runner works in it"), "{printed}");
 }
 
 #[test]
@@ -174,8 +174,8 @@ fn a_runner_on_another_machine_is_known_by_its_signs_of_life() {
             .output()
             .expect("it starts");
         assert_eq!(output.status.code(), Some(1));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains("a Runner on another machine"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(printed.contains("a Runner on another machine"), "{printed}");
     }
     beat(600_000);
     let mut runner = session.tcl();
@@ -234,11 +234,11 @@ fn a_master_that_has_no_files_is_carried_for() {
     say(&json!({ "type": "put", "path": "queue/cmd_1_c.json", "content": command }));
     let (mut refused, mut text) = (0, String::new());
     let result = loop {
-        let told = line();
-        match told["type"].as_str() {
+        let reported = line();
+        match reported["type"].as_str() {
             Some("refused") => refused += 1,
-            Some("output") => text.push_str(told["text"].as_str().expect("a text")),
-            Some("result") => break told,
+            Some("output") => text.push_str(reported["text"].as_str().expect("a text")),
+            Some("result") => break reported,
             _ => {}
         }
     };

@@ -119,8 +119,8 @@ fn ctrl_c_ends_a_command_and_a_tool_that_survives_it_goes_on() {
         &["/usr/bin/python3", "-I", "-S", "-i", "-q"],
     );
     let python = json!({ "kind": "python" });
-    let kept = session.submit_with(1, "kept = 7", &python);
-    assert_eq!(session.result(&kept).end(), "ok marker_seen");
+    let stored = session.submit_with(1, "kept = 7", &python);
+    assert_eq!(session.result(&stored).end(), "ok marker_seen");
     let payload = "import time; print('begun', flush=True); time.sleep(600)";
     let stem = session.submit_with(2, payload, &python);
     session.runs(&stem, "begun");
@@ -211,21 +211,21 @@ fn a_tool_that_cannot_be_had_is_an_error_at_the_start() {
         .output()
         .expect("it starts");
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("no-such-tool"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(printed.contains("no-such-tool"), "{printed}");
     let output = session
         .command(&["--kind", "lisp"], &["x"])
         .output()
         .expect("it starts");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("--marker"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(printed.contains("--marker"), "{printed}");
     let marker = "print {head}{tail}";
     let output = session
         .command(&["--marker", marker], &["x"])
         .output()
         .expect("it starts");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("{head} and {tail}"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(printed.contains("{head} and {tail}"), "{printed}");
 }
 
 #[test]
@@ -295,13 +295,13 @@ for line in iter(sys.stdin.readline, ""):
         let kind = json!({ "kind": "late" });
         // They wait when the tool starts, so each is begun as soon as the one before it ended.
         session.lay();
-        let said = [
+        let reported = [
             "print('on')",
             "late('\\n', ['on', '\\n'])",
             "late('', ['on'])",
         ];
         let stems: Vec<String> = (1..)
-            .zip(said)
+            .zip(reported)
             .map(|(seq, payload)| session.submit_with(seq, payload, &kind))
             .collect();
         let _runner = session.start(&["--kind", "late", "--marker", marker], &tool);

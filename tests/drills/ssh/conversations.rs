@@ -49,8 +49,8 @@ fn an_editor_talks_to_an_agent_at_a_far_end_and_loads_the_session_again() {
         assert!(reply["result"].is_object(), "{dialect}: {reply}");
         assert!(editor.take_agent_text().contains("one"), "{dialect}");
         assert_eq!(editor.prompt(&session, "recall"), "end_turn", "{dialect}");
-        let said = editor.take_agent_text();
-        assert!(said.contains("say one"), "{dialect}: {said}");
+        let shown = editor.take_agent_text();
+        assert!(shown.contains("say one"), "{dialect}: {shown}");
         assert_eq!(editor.leave(), Some(0));
         drill.assert_dense();
     }

@@ -215,8 +215,11 @@ fn a_copy_is_kept_and_the_directory_itself_stays_as_it_is() {
     let room = ExecHost::new();
     let output = room.run(&["--", "sh", "-c", "echo changed > file.txt"]);
     assert!(output.status.success(), "{}", output_text(&output));
-    let said = text(&output.stderr);
-    let (_, path) = said.trim_end().rsplit_once("is kept in ").expect("a path");
+    let printed = text(&output.stderr);
+    let (_, path) = printed
+        .trim_end()
+        .rsplit_once("is kept in ")
+        .expect("a path");
     let copy = fs::read_to_string(Path::new(path).join("file.txt")).expect("the copy");
     assert_eq!(copy, "changed\n");
     let own = fs::read_to_string(room.path("work/file.txt")).expect("the file");

@@ -136,7 +136,7 @@ fn a_name_that_leads_elsewhere_the_second_time_gains_nothing() {
     zone["turn.example.com"] = json!([["127.0.0.1"], ["8.8.8.8"], ["127.0.0.1"]]);
     let world = World::new(&zone);
     let bench = world.bench("allow = [\"*.example.com\"]");
-    let asked = |name: &str| {
+    let requested = |name: &str| {
         let lines = world.log("dns");
         let of = |line: &&serde_json::Value| line["name"] == name && line["type"] == 1;
         lines.iter().filter(of).count()
@@ -148,11 +148,11 @@ fn a_name_that_leads_elsewhere_the_second_time_gains_nothing() {
             .expect("a page")
             .contains("hello")
     );
-    assert_eq!(asked("rebind.example.com"), 1, "it is looked up once");
+    assert_eq!(requested("rebind.example.com"), 1, "it is looked up once");
     assert_eq!(world.reached(), ["8.8.8.8"]);
     for turn in 2..4 {
         bench.refuses(&world, request("rebind.example.com"), 403, Why::Address);
-        assert_eq!(asked("rebind.example.com"), turn);
+        assert_eq!(requested("rebind.example.com"), turn);
     }
     assert!(
         bench

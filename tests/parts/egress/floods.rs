@@ -18,17 +18,17 @@ fn of_ten_thousand_connections_a_few_are_served_and_the_others_refused() {
     let bench = world.bench(&format!(
         "{ALLOW}\nconnections = 8\nper_minute = 60000\ntimeouts = {{ request = \"60s\" }}"
     ));
-    let mut held: Vec<TcpStream> = (0..8).map(|_| bench.connect()).collect();
+    let mut occupied: Vec<TcpStream> = (0..8).map(|_| bench.connect()).collect();
     let open = || number("marshal_egress_connections{pool=\"demo\"} ");
     eventually("eight are open", || open() == 8);
     let head = b"CONNECT other.example.com:443 HTTP/1.1\r\nHost: other.example.com\r\n\r\n";
     let files = || std::fs::read_dir("/proc/self/fd").expect("fds").count();
-    let (mut most_open, mut told, mut most_files) = (0, 0, 0);
+    let (mut most_open, mut reported, mut most_files) = (0, 0, 0);
     for _ in 0..20 {
         let crowd: Vec<TcpStream> = (0..500).map(|_| bench.connect()).collect();
         for mut stream in crowd {
             let _ = stream.write_all(head);
-            told += usize::from(read_reply(&mut stream).status == 503);
+            reported += usize::from(read_reply(&mut stream).status == 503);
         }
         most_open = most_open.max(open());
         most_files = most_files.max(files());
@@ -37,17 +37,17 @@ fn of_ten_thousand_connections_a_few_are_served_and_the_others_refused() {
         bench.connection_count(Why::Connections) == 10_000
     });
     assert_eq!(most_open, 8);
-    assert!(told >= 32, "{told} were told why");
+    assert!(reported >= 32, "{reported} were told why");
     // None of this process's files are left of them: the listener's, the eight, and its own.
     assert!(most_files < 200, "{most_files}");
     // What is told of them is a few lines, and nothing is lost.
-    let records = bench.told.lock().expect("no panic").len();
+    let records = bench.records.lock().expect("no panic").len();
     assert!(records < 64, "{records} records");
     // Those that were there first still work, and places come back.
     let good = b"CONNECT good.example.com:443 HTTP/1.1\r\nHost: good.example.com\r\n\r\n";
-    held[0].write_all(good).expect("sent");
-    assert_eq!(read_reply(&mut held[0]).status, 200);
-    drop(held);
+    occupied[0].write_all(good).expect("sent");
+    assert_eq!(read_reply(&mut occupied[0]).status, 200);
+    drop(occupied);
     eventually("the places come back", || open() == 0);
     assert!(
         bench
@@ -56,8 +56,8 @@ fn of_ten_thousand_connections_a_few_are_served_and_the_others_refused() {
             .contains("hello")
     );
     let rest = bench.proxy.finish();
-    let told = bench.told.lock().expect("no panic").clone();
-    let all = told.iter().chain(&rest);
+    let reported = bench.records.lock().expect("no panic").clone();
+    let all = reported.iter().chain(&rest);
     let refused = all.filter(|record| record.result == Why::Connections);
     assert_eq!(
         refused.map(|record| record.connections).sum::<u64>(),

@@ -31,19 +31,19 @@ fn an_allowed_host_is_reached_and_told_with_its_bytes() {
         assert_eq!(world.reached().pop().as_deref(), Some(address));
     }
     eventually("all are told", || {
-        bench.told.lock().expect("no panic").len() == 3
+        bench.records.lock().expect("no panic").len() == 3
     });
-    let told = bench.told.lock().expect("no panic").clone();
+    let records = bench.records.lock().expect("no panic").clone();
     assert_eq!(
-        told[0].destination,
+        records[0].destination,
         Some(("good.example.com".to_owned(), 443))
     );
-    for record in &told {
+    for record in &records {
         assert_eq!((record.result, record.connections), (Why::Passed, 1));
         assert!(record.sent > 200 && record.received > 500, "{record:?}");
     }
-    let sent: u64 = told.iter().map(|record| record.sent).sum();
-    let received: u64 = told.iter().map(|record| record.received).sum();
+    let sent: u64 = records.iter().map(|record| record.sent).sum();
+    let received: u64 = records.iter().map(|record| record.received).sum();
     let bytes = "marshal_egress_bytes_total{pool=\"demo\",direction=";
     assert_eq!(number(&format!("{bytes}\"sent\"}} ")), sent);
     assert_eq!(number(&format!("{bytes}\"received\"}} ")), received);
@@ -56,8 +56,8 @@ fn an_allowed_host_is_reached_and_told_with_its_bytes() {
         .map(|line| line["name"].as_str().expect("a name").to_owned())
         .collect();
     assert!(names.iter().all(|name| !name.contains("evil")), "{names:?}");
-    let asked = names.iter().filter(|name| *name == "good.example.com");
-    assert!(asked.count() <= 2, "an A and an AAAA: {names:?}");
+    let requested = names.iter().filter(|name| *name == "good.example.com");
+    assert!(requested.count() <= 2, "an A and an AAAA: {names:?}");
 }
 
 /// No plain host and port.

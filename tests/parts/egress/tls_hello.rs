@@ -266,7 +266,7 @@ fn bytes_and_time_have_their_limits() {
     let sent = (0..64).take_while(|_| tls.write_all(&piece).and_then(|()| tls.flush()).is_ok());
     let _ = sent.count();
     eventually("it was cut", || bench.connection_count(Why::Bytes) == 2);
-    for record in bench.told.lock().expect("no panic").iter() {
+    for record in bench.records.lock().expect("no panic").iter() {
         assert!(
             record.sent <= 64 << 10 && record.received <= 128 << 10,
             "{record:?}"

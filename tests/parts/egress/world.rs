@@ -51,9 +51,9 @@ pub(crate) fn enter(test: &str) -> bool {
         .env(INSIDE, "1")
         .output()
         .expect("unshare");
-    let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{said}");
-    assert!(said.contains("1 passed"), "it ran nothing: {said}");
+    let printed = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{printed}");
+    assert!(printed.contains("1 passed"), "it ran nothing: {printed}");
     false
 }
 
@@ -188,10 +188,10 @@ impl World {
     pub(crate) fn bench(&self, keys: &str) -> Bench {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (proxy, told) = self.serve(keys, move || Listener::tcp(listener));
+        let (proxy, records) = self.serve(keys, move || Listener::tcp(listener));
         Bench {
             address,
-            told,
+            records,
             proxy,
             ca: fs::read(self.path("ca.pem")).expect("ca.pem"),
         }
@@ -213,13 +213,13 @@ impl World {
             pool: PoolName::new("demo").expect("a name"),
             index: 0,
         };
-        let told: Arc<Mutex<Vec<EgressRecord>>> = Arc::default();
-        let to = Arc::clone(&told);
+        let records: Arc<Mutex<Vec<EgressRecord>>> = Arc::default();
+        let to = Arc::clone(&records);
         let _inside = self.runtime.enter();
         let listener = listener().expect("a listener");
-        let tell = Box::new(move |record| to.lock().expect("no panic").push(record));
-        let proxy = EgressProxy::start(listener, rules, &slot, Arc::new(SystemResolver), tell);
-        (proxy, told)
+        let sender = Box::new(move |record| to.lock().expect("no panic").push(record));
+        let proxy = EgressProxy::start(listener, rules, &slot, Arc::new(SystemResolver), sender);
+        (proxy, records)
     }
 }
 
@@ -270,7 +270,7 @@ fn certificates(dir: &TempDir) {
 /// A proxy that is served in this process.
 pub(crate) struct Bench {
     pub(crate) address: SocketAddr,
-    pub(crate) told: Arc<Mutex<Vec<EgressRecord>>>,
+    pub(crate) records: Arc<Mutex<Vec<EgressRecord>>>,
     pub(crate) proxy: EgressProxy,
     ca: Vec<u8>,
 }

@@ -407,7 +407,7 @@ async fn many_start_at_once() {
 
 #[tokio::test]
 async fn nothing_outlives_a_killed_supervisor() {
-    for walls in ["none", "unshare"] {
+    for sandbox_spec in ["none", "unshare"] {
         let token = token();
         let mut supervisor = Command::new(std::env::current_exe().unwrap())
             .args([
@@ -417,16 +417,16 @@ async fn nothing_outlives_a_killed_supervisor() {
                 "--nocapture",
             ])
             .env("TEST_TOKEN", &token)
-            .env("TEST_WALLS", walls)
+            .env("TEST_WALLS", sandbox_spec)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(supervisor.stdout.take().unwrap()).lines();
         assert!(
             lines.any(|line| line.unwrap().contains("all children are up")),
-            "{walls}"
+            "{sandbox_spec}"
         );
-        let helpers = if walls == "none" { 1 } else { 2 };
+        let helpers = if sandbox_spec == "none" { 1 } else { 2 };
         // Per child: helpers, the busy shell, the orphan's shell and its sleep, which may be late.
         let mut tree = Vec::new();
         until(CLEANUP_TIMEOUT, "all of them are there", || {
@@ -440,7 +440,7 @@ async fn nothing_outlives_a_killed_supervisor() {
                 && live_processes(&format!("orphan-{token}")).is_empty()
         })
         .await;
-        eprintln!("{walls}: all {} gone after {took:?}", tree.len());
+        eprintln!("{sandbox_spec}: all {} gone after {took:?}", tree.len());
         supervisor.wait().unwrap();
     }
 }

@@ -15,8 +15,8 @@ fn passed_or_told(bench: &Bench, request: &[u8]) -> bool {
     let reply = bench.send(request);
     let shown = String::from_utf8_lossy(request).into_owned();
     let passed = reply.status == 200;
-    let heard = bench.provider.got().len() - before;
-    assert_eq!(heard, usize::from(passed), "{shown:?}\n{reply:?}");
+    let received = bench.provider.got().len() - before;
+    assert_eq!(received, usize::from(passed), "{shown:?}\n{reply:?}");
     assert!(
         passed || reply.body.contains("\"message\":\"marshal: "),
         "refused without a word: {shown:?}\n{reply:?}"
@@ -101,8 +101,8 @@ fn bodies_in_other_forms_than_plain_json_are_refused() {
         let header = format!("Content-Encoding: {encoding}\r\n");
         bench.refuses(post("/v1/messages", &header, BODY), 415, "encoding");
     }
-    let said = logs();
-    assert!(!said.contains("web_search"), "a body was logged");
+    let output = logs();
+    assert!(!output.contains("web_search"), "a body was logged");
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn one_child_does_not_take_the_memory_of_all_others() {
     );
     let other = Bench::new("modest", "", Provider::start(message));
     let piece = vec![b' '; 1 << 20];
-    let mut held = Vec::new();
+    let mut occupied = Vec::new();
     // 8 x 31 MiB, none of them whole.
     for _ in 0..8 {
         let mut stream = greedy.connect();
@@ -235,14 +235,14 @@ fn one_child_does_not_take_the_memory_of_all_others() {
                 break;
             }
         }
-        held.push(stream);
+        occupied.push(stream);
     }
     eventually("its share is used up", || {
         greedy.metric("marshal_route_refused_total", "reason=\"bodies_held\"") > 2.5
     });
     let reply = other.post("/v1/messages", "", BODY);
     assert_eq!(reply.status, 200, "{reply:?}");
-    drop(held);
+    drop(occupied);
     eventually("its share comes back", || {
         greedy.post("/v1/messages", "", BODY).status == 200
     });

@@ -174,14 +174,14 @@ impl Bench {
         let counted = self.metric("marshal_route_refused_total", &label);
         let reply = self.send(request);
         assert_eq!(reply.status, status, "{shown}\n{reply:?}");
-        let said: serde_json::Value =
+        let value: serde_json::Value =
             serde_json::from_str(&reply.body).unwrap_or_else(|_| panic!("{shown}\n{reply:?}"));
         assert_eq!(
-            said["error"]["type"],
+            value["error"]["type"],
             format!("marshal_{reason}"),
             "{shown}\n{reply:?}"
         );
-        let message = said["error"]["message"].as_str().expect("a message");
+        let message = value["error"]["message"].as_str().expect("a message");
         assert!(message.len() > 20, "{message}");
         assert_eq!(self.provider.got().len(), before, "{shown}");
         eventually(&shown, || {

@@ -51,9 +51,9 @@ fn a_request_goes_on_with_the_real_key_and_without_what_came_from_inside() {
         });
     }
     eventually("the log is on", || logs().contains("model request ended"));
-    let said = logs() + &page();
+    let printed = logs() + &page();
     for secret in [KEY, "smuggled", "my private words", "2023-06-01"] {
-        assert!(!said.contains(secret), "{secret} was logged");
+        assert!(!printed.contains(secret), "{secret} was logged");
     }
 }
 
@@ -263,11 +263,11 @@ fn slow_heads_and_bodies_are_cut_off_in_time() {
 #[test]
 fn of_a_thousand_connections_a_few_are_served_and_the_others_refused() {
     let bench = Bench::new("thousand", "connections = 8", Provider::start(message));
-    let mut held: Vec<TcpStream> = (0..8).map(|_| bench.connect()).collect();
+    let mut occupied: Vec<TcpStream> = (0..8).map(|_| bench.connect()).collect();
     eventually("eight are open", || {
         bench.metric("marshal_route_connections", "") > 7.5
     });
-    let mut told = 0;
+    let mut count = 0;
     let mut crowd = Vec::new();
     for _ in 0..992 {
         crowd.push(bench.connect());
@@ -284,16 +284,16 @@ fn of_a_thousand_connections_a_few_are_served_and_the_others_refused() {
                 reply.body.contains("more than 8 open connections"),
                 "{reply:?}"
             );
-            told += 1;
+            count += 1;
         }
     }
-    assert!(told >= 32, "{told} were told why");
+    assert!(count >= 32, "{count} were told why");
     // Those that were there first still work, and places come back.
-    held[0]
+    occupied[0]
         .write_all(post("/v1/messages", "", BODY).as_bytes())
         .expect("sent");
-    assert_eq!(Reply::read(&mut held[0]).status, 200);
-    drop(held);
+    assert_eq!(Reply::read(&mut occupied[0]).status, 200);
+    drop(occupied);
     eventually("the places come back", || {
         bench.post("/v1/messages", "", BODY).status == 200
     });

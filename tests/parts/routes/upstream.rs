@@ -73,12 +73,12 @@ fn cookies_and_credentials_do_not_come_back_and_the_rest_does() {
     ] {
         assert!(!head.contains(gone), "{gone}: {head}");
     }
-    for kept in [
+    for stored in [
         "content-type: application/json",
         "request-id: r1",
         "x-ratelimit-remaining-tokens: 7",
     ] {
-        assert!(head.contains(kept), "{kept}: {head}");
+        assert!(head.contains(stored), "{stored}: {head}");
     }
 }
 
@@ -130,10 +130,10 @@ fn an_answer_passes_piece_by_piece_as_it_comes() {
 fn a_vanished_upstream_is_told_and_bounded() {
     // Nobody listens, and nobody else takes the port as long as this has it.
     let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
-    let held = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
-    let held = held.expect("a socket");
-    rustix::net::bind(&held, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    let closed = rustix::net::getsockname(&held).expect("an address");
+    let occupied = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
+    let occupied = occupied.expect("a socket");
+    rustix::net::bind(&occupied, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let closed = rustix::net::getsockname(&occupied).expect("an address");
     let closed = SocketAddrV4::try_from(closed).expect("of IPv4");
     let bench = Bench::to(
         "vanished",
@@ -151,7 +151,7 @@ fn a_vanished_upstream_is_told_and_bounded() {
             && reply.body.contains("refused"),
         "{reply:?}"
     );
-    drop(held);
+    drop(occupied);
     // It hangs up before its answer, or in the middle of its head.
     for answer in ["", "HTTP/1.1 200 OK\r\ncontent-", "no http at all\r\n\r\n"] {
         let bench = Bench::new("vanished", "", answering(answer.to_owned()));

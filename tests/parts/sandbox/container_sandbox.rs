@@ -106,8 +106,8 @@ async fn finished(
 
 async fn script_output(request: &SandboxRequest<'_>, engine: &Arc<Engine>, script: &str) -> String {
     let finished = finished(request, engine, script).await;
-    let said = String::from_utf8_lossy(&finished.stderr).into_owned();
-    assert_eq!(said, "", "stderr of {script} in {engine:?}");
+    let output = String::from_utf8_lossy(&finished.stderr).into_owned();
+    assert_eq!(output, "", "stderr of {script} in {engine:?}");
     String::from_utf8(finished.stdout).unwrap()
 }
 
@@ -219,8 +219,8 @@ async fn what_is_read_only_stays_so_and_a_foreign_owner_is_mapped() {
         let error = run(walled(&request, &engine, "echo never"))
             .await
             .unwrap_err();
-        let said = error.to_string();
-        assert!(said.contains("another directory"), "{said}");
+        let reported = error.to_string();
+        assert!(reported.contains("another directory"), "{reported}");
     }
 }
 
@@ -274,10 +274,10 @@ async fn this_program_runs_inside_any_image() {
             .map(str::to_owned)
             .to_vec();
         let finished = run(plan).await.unwrap();
-        let said = String::from_utf8(finished.stdout).unwrap();
+        let output = String::from_utf8(finished.stdout).unwrap();
         assert!(
-            said.contains(env!("CARGO_PKG_VERSION")),
-            "{engine:?}: {said}"
+            output.contains(env!("CARGO_PKG_VERSION")),
+            "{engine:?}: {output}"
         );
     }
 }
@@ -294,8 +294,8 @@ async fn signals_reach_the_agent_and_what_it_leaves_is_killed() {
             .unwrap();
         let marker = launched.marker.clone();
         assert!(!live_processes(&marker).is_empty(), "{engine:?}");
-        let mut said = String::new();
-        hear(&mut launched.stdout, &mut said, "ready\n").await;
+        let mut reported = String::new();
+        hear(&mut launched.stdout, &mut reported, "ready\n").await;
         let waits = marshal_config::StopTimeouts {
             goodbye: Duration::ZERO,
             eof: Duration::ZERO,
@@ -304,7 +304,7 @@ async fn signals_reach_the_agent_and_what_it_leaves_is_killed() {
         };
         let (keeper, ended) = launch::keep(launched.process, waits);
         keeper.signal(launch::Step::Int);
-        hear(&mut launched.stdout, &mut said, "int\n").await;
+        hear(&mut launched.stdout, &mut reported, "int\n").await;
         keeper.stop_from(launch::Step::Term);
         let ended = ended.await.unwrap();
         assert_eq!(ended.status, Some(ExitStatus::Code(7)), "{engine:?}");
@@ -326,8 +326,8 @@ async fn a_kill_ends_everything_and_so_does_the_loss_of_the_helper() {
                 .await
                 .unwrap();
             let (marker, helper) = (launched.marker.clone(), launched.pid);
-            let mut said = String::new();
-            hear(&mut launched.stdout, &mut said, "ready\n").await;
+            let mut reported = String::new();
+            hear(&mut launched.stdout, &mut reported, "ready\n").await;
             let waits = marshal_config::StopTimeouts {
                 goodbye: Duration::ZERO,
                 eof: Duration::ZERO,
@@ -384,8 +384,8 @@ async fn what_a_mask_hides_is_covered_or_nothing_starts() {
                       mv link new; } 2>/dev/null; echo done; readlink link; ls -d sub";
         let ran = run(walled(&request, &engine, script)).await;
         if is_root() {
-            let said = String::from_utf8(ran.unwrap().stdout).unwrap();
-            assert_eq!(said, "secret\ndone\nseen\nsub\n", "{engine:?}");
+            let output = String::from_utf8(ran.unwrap().stdout).unwrap();
+            assert_eq!(output, "secret\ndone\nseen\nsub\n", "{engine:?}");
             assert_eq!(fs::read_to_string(path.join("keys/a")).unwrap(), "secret\n");
             let missing = "missing".to_owned();
             request.extra_mounts.hidden.push(missing);
@@ -411,7 +411,7 @@ async fn memory_is_held_and_it_is_said_by_what() {
         plan.limits.group.swap = Some(0);
         let ran = run(plan).await.unwrap();
         let held = ran.limit_enforcement.expect("said").memory;
-        let said = String::from_utf8(ran.stdout).unwrap();
+        let output = String::from_utf8(ran.stdout).unwrap();
         if is_bwrap(&engine) {
             assert!(held.is_group() || held == Enforcement::Unenforced, "{held}");
         } else {
@@ -419,7 +419,7 @@ async fn memory_is_held_and_it_is_said_by_what() {
         }
         if held != Enforcement::Unenforced {
             // What counts is gone, or all of it.
-            assert!(!said.contains("299999999"), "{engine:?}: {said}");
+            assert!(!output.contains("299999999"), "{engine:?}: {output}");
         }
     }
 }
@@ -439,15 +439,15 @@ async fn a_writable_view_is_refused_by_who_cannot_make_it() {
     }
 }
 
-async fn hear(from: &mut tokio::net::unix::pipe::Receiver, said: &mut String, what: &str) {
+async fn hear(from: &mut tokio::net::unix::pipe::Receiver, reported: &mut String, what: &str) {
     use tokio::io::AsyncReadExt as _;
     let mut chunk = [0; 256];
-    while !said.contains(what) {
+    while !reported.contains(what) {
         let got = tokio::time::timeout(Duration::from_secs(20), from.read(&mut chunk))
             .await
-            .unwrap_or_else(|_| panic!("{what:?} was not said, but {said:?}"))
+            .unwrap_or_else(|_| panic!("{what:?} was not said, but {reported:?}"))
             .unwrap();
-        assert!(got > 0, "{what:?} was not said, but {said:?}");
-        said.push_str(&String::from_utf8_lossy(&chunk[..got]));
+        assert!(got > 0, "{what:?} was not said, but {reported:?}");
+        reported.push_str(&String::from_utf8_lossy(&chunk[..got]));
     }
 }

@@ -243,7 +243,7 @@ fn on_the_hosts_network_a_missing_landlock_is_told_as_what_it_leaves_open() {
     let without = refusing(LANDLOCK, libc::ENOSYS);
     let output = host.without(without, &["run", "say hi"]);
     assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
-    let told = output_text(&output);
+    let text = output_text(&output);
     let events = out(&host.run(&["--json", "events"]));
     let started = events.lines().find(|line| line.contains("child_started"));
     let started = started.unwrap();
@@ -254,7 +254,7 @@ fn on_the_hosts_network_a_missing_landlock_is_told_as_what_it_leaves_open() {
     let explained = out(&host.without(without, &explain));
     for word in ["landlock_net", "landlock_scope"] {
         assert!(started.contains(&format!("{word:?}")), "{started}");
-        assert!(told.contains(word), "{told}");
+        assert!(text.contains(word), "{text}");
         let row = row(&table, word).unwrap();
         assert!(
             row.contains("network = \"host\"") && row.contains("degraded"),

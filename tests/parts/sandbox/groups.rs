@@ -74,10 +74,10 @@ fn supervisor(mut command: Command) -> (std::process::Child, u32) {
         .unwrap();
     let mut stdout = std::io::BufReader::new(child.stdout.take().unwrap());
     loop {
-        let mut said = String::new();
-        let read = std::io::BufRead::read_line(&mut stdout, &mut said).unwrap();
+        let mut reported = String::new();
+        let read = std::io::BufRead::read_line(&mut stdout, &mut reported).unwrap();
         assert!(read > 0, "the supervisor ended");
-        if let Some((_, pid)) = said.trim().split_once("helper ") {
+        if let Some((_, pid)) = reported.trim().split_once("helper ") {
             return (child, pid.parse().unwrap());
         }
     }
@@ -301,15 +301,18 @@ async fn groups_that_were_handed_to_an_ordinary_user_hold_its_children() {
         .current_dir("/")
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        output.status.success() && said.contains("held: "),
-        "{said}\n{err}"
+        output.status.success() && printed.contains("held: "),
+        "{printed}\n{err}"
     );
     eprintln!(
         "{}",
-        said.lines().find(|line| line.contains("held: ")).unwrap()
+        printed
+            .lines()
+            .find(|line| line.contains("held: "))
+            .unwrap()
     );
     for group in &handed {
         let clean = || {

@@ -40,8 +40,8 @@ async fn no_capability_comes_back_by_a_namespace_of_its_own() {
             .await
             .unwrap();
         assert_eq!(tried.status, ExitStatus::Code(1));
-        let said = String::from_utf8_lossy(&tried.stderr).into_owned();
-        assert!(said.contains(expected), "{said}");
+        let output = String::from_utf8_lossy(&tried.stderr).into_owned();
+        assert!(output.contains(expected), "{output}");
     }
     let tried = run(walled(&place.request(&profile), "mount -t tmpfs none /tmp"))
         .await

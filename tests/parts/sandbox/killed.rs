@@ -173,18 +173,18 @@ impl Ground {
         if names.iter().any(|name| name == "state/overlays/s-1") {
             let overlays = place.join("state/overlays");
             let root = marshal_sandbox::workspace::Root::open(&overlays).unwrap();
-            let held = Overlay::lock_existing(&root, &session());
-            assert!(held.is_ok(), "{when}: {held:?}");
+            let guard = Overlay::lock_existing(&root, &session());
+            assert!(guard.is_ok(), "{when}: {guard:?}");
         }
     }
 
     /// That nothing is left of a supervisor that was killed a moment ago.
-    async fn check(&self, when: &str, said: &str) {
+    async fn check(&self, when: &str, reported: &str) {
         let killed = ticks();
         let until = Instant::now() + CLEANUP_TIMEOUT;
         let left = || until.saturating_duration_since(Instant::now());
         let after = |word: &str| -> Vec<String> {
-            let lines = said.lines();
+            let lines = reported.lines();
             lines
                 .filter_map(|line| line.strip_prefix(word))
                 .map(str::to_owned)
@@ -196,7 +196,7 @@ impl Ground {
             .collect();
         assert!(
             self.drill.stages == "spawner" || !pids.is_empty(),
-            "{when}: {said}"
+            "{when}: {reported}"
         );
         let spaces: BTreeSet<String> = after("ns ").into_iter().collect();
         let supervisor: u32 = after("supervisor ")[0].parse().unwrap();
@@ -280,9 +280,9 @@ async fn holds(drill: Drill) -> String {
     let mut calls = BTreeSet::new();
     for at in 0..stops {
         let stop = 1 + at * all / stops;
-        let said = ground.kill_at(stop);
+        let reported = ground.kill_at(stop);
         // Another run may make a few calls less.
-        let call = said
+        let call = reported
             .lines()
             .find(|line| line.starts_with("call ") || line.starts_with("past "))
             .unwrap()
@@ -291,7 +291,7 @@ async fn holds(drill: Drill) -> String {
             "stop {stop} of {all} of {} {}, {call}",
             drill.kind, drill.stages
         );
-        ground.check(&when, &said).await;
+        ground.check(&when, &reported).await;
         calls.insert(call);
     }
     assert!(calls.len() > 5, "{calls:?}");
@@ -306,7 +306,7 @@ async fn holds(drill: Drill) -> String {
 
 #[tokio::test]
 async fn a_supervisor_killed_at_any_stage_leaves_nothing() {
-    let said = holds(Drill {
+    let reported = holds(Drill {
         kind: "plain",
         stages: "helpers",
         has_shim: false,
@@ -314,12 +314,12 @@ async fn a_supervisor_killed_at_any_stage_leaves_nothing() {
         least: 100,
     })
     .await;
-    eprintln!("{said}");
+    eprintln!("{reported}");
 }
 
 #[tokio::test]
 async fn nor_one_whose_children_have_limits_and_the_small_helper() {
-    let said = holds(Drill {
+    let reported = holds(Drill {
         kind: "groups",
         stages: "helpers",
         has_shim: true,
@@ -327,12 +327,12 @@ async fn nor_one_whose_children_have_limits_and_the_small_helper() {
         least: 100,
     })
     .await;
-    eprintln!("{said}");
+    eprintln!("{reported}");
 }
 
 #[tokio::test]
 async fn nor_one_that_is_killed_while_it_makes_groups_and_starts_helpers() {
-    let said = holds(Drill {
+    let reported = holds(Drill {
         kind: "groups",
         stages: "spawner",
         has_shim: true,
@@ -340,12 +340,12 @@ async fn nor_one_that_is_killed_while_it_makes_groups_and_starts_helpers() {
         least: 20,
     })
     .await;
-    eprintln!("{said}");
+    eprintln!("{reported}");
 }
 
 #[tokio::test]
 async fn nor_one_whose_children_work_on_overlays() {
-    let said = holds(Drill {
+    let reported = holds(Drill {
         kind: "overlay",
         stages: "helpers",
         has_shim: true,
@@ -353,7 +353,7 @@ async fn nor_one_whose_children_work_on_overlays() {
         least: 100,
     })
     .await;
-    eprintln!("{said}");
+    eprintln!("{reported}");
 }
 
 #[tokio::test]

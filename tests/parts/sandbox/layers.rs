@@ -222,8 +222,8 @@ async fn landlock_holds_what_no_mount_does() {
     let mut plan = walled(&request, everyday);
     plan.env.push(("HOME".to_owned(), "/home/agent".to_owned()));
     let finished = run(plan).await.unwrap();
-    let said = String::from_utf8_lossy(&finished.stderr).into_owned();
-    assert_eq!((finished.stdout, said.as_str()), (b"done\n".to_vec(), ""));
+    let output = String::from_utf8_lossy(&finished.stderr).into_owned();
+    assert_eq!((finished.stdout, output.as_str()), (b"done\n".to_vec(), ""));
 }
 
 /// Calls that a shell and its little helpers make, and not one that makes a directory.

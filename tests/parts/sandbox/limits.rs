@@ -88,8 +88,8 @@ fn the_survey_says_by_what_and_why_not_by_better() {
         // In a process of its own: the groups of other tests here are not its own.
         let mut alone = this_test("sandbox::limits::the_survey_says_by_what_and_why_not_by_better");
         let output = alone.env(ROLE, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{printed}");
         return;
     }
     let findings = survey();

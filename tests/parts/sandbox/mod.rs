@@ -35,8 +35,12 @@ fn all_of_this_holds_for_an_ordinary_user() {
 #[tokio::test]
 async fn the_probe_passes_here() {
     let profile = children::profile();
-    let walls = sandbox::plan(&sandbox::probe_request(&profile, children::ids())).unwrap();
-    launch::probe_shim_plan(&children::spawner(), walls, sandbox::limits_of(&profile))
-        .await
-        .unwrap();
+    let sandbox_spec = sandbox::plan(&sandbox::probe_request(&profile, children::ids())).unwrap();
+    launch::probe_shim_plan(
+        &children::spawner(),
+        sandbox_spec,
+        sandbox::limits_of(&profile),
+    )
+    .await
+    .unwrap();
 }

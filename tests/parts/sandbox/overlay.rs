@@ -101,9 +101,9 @@ impl OverlayHost {
         Overlay::prepare(&self.overlays(), &session(), &lower, "demo", owner)
     }
 
-    pub(crate) fn request(&self, held: &Overlay) -> SandboxRequest<'_> {
+    pub(crate) fn request(&self, guard: &Overlay) -> SandboxRequest<'_> {
         let meta = fs::metadata(self.at("project")).unwrap();
-        let owner = held.owner().unwrap();
+        let owner = guard.owner().unwrap();
         SandboxRequest {
             workspace: Some(Tree {
                 path: self.at("project"),
@@ -111,7 +111,7 @@ impl OverlayHost {
                 access: MountAccess::Rw,
                 identity: Some((meta.dev(), meta.ino())),
             }),
-            overlay: Some((held.path().to_owned(), (owner.uid, owner.gid))),
+            overlay: Some((guard.path().to_owned(), (owner.uid, owner.gid))),
             ..self.place.request(&self.profile)
         }
     }
@@ -120,12 +120,12 @@ impl OverlayHost {
     pub(crate) async fn session_says(&self, script: &str) -> String {
         // A file of the same moment as the session's beginning counts as changed since.
         std::thread::sleep(Duration::from_millis(20));
-        let held = self.prepare().unwrap();
-        let said = script_output(&self.request(&held), script).await;
-        held.changes(&Manifest::default()).unwrap();
-        drop(held);
+        let guard = self.prepare().unwrap();
+        let output = script_output(&self.request(&guard), script).await;
+        guard.changes(&Manifest::default()).unwrap();
+        drop(guard);
         self.is_free();
-        said
+        output
     }
 
     /// Waits until nobody has the session's lock: what other tests start beside holds it, too, until it is
@@ -142,9 +142,9 @@ impl OverlayHost {
     pub(crate) fn run_unless_busy(&self, args: &[&str]) -> CommandOutput {
         let until = Instant::now() + Duration::from_secs(5);
         loop {
-            let said = self.run_once(args);
-            if !said.err.contains("is still running") || Instant::now() > until {
-                return said;
+            let reported = self.run_once(args);
+            if !reported.err.contains("is still running") || Instant::now() > until {
+                return reported;
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -205,7 +205,7 @@ async fn an_agent_changes_its_view_and_nothing_below_it() {
         over.put(path, "old\n");
     }
     let before = over.tree();
-    let said = over
+    let reported = over
         .session_says(
             "stat -c '%u:%g %n' . kept dir/a; echo new > changed; rm gone; rm -r tree; mkdir tree; \
              echo z > tree/z; chmod 755 kept; mv dir/a dir/c; echo n > new; ln -s dir/c link; \
@@ -214,11 +214,11 @@ async fn an_agent_changes_its_view_and_nothing_below_it() {
         .await;
     let expect = "1000:1000 .\n1000:1000 kept\n1000:1000 dir/a\nnew\nold\nz\nchanged\ndir\nkept\n\
                   link\nnew\ntree\nz\nno\n";
-    assert_eq!(said, expect);
+    assert_eq!(reported, expect);
     assert_eq!(over.tree(), before, "the workspace is as it was");
     // The session goes on: what it wrote is there again.
-    let said = over.session_says("cat changed new dir/c; ls tree").await;
-    assert_eq!(said, "new\nn\nold\nz\n");
+    let reported = over.session_says("cat changed new dir/c; ls tree").await;
+    assert_eq!(reported, "new\nn\nold\nz\n");
     for name in ["changed", "new", "dir/c", "tree/z"] {
         let meta = fs::metadata(over.upper(name)).unwrap();
         let owner = if is_root() {
@@ -239,20 +239,20 @@ async fn another_slot_goes_on_with_what_the_first_one_wrote() {
     over.put("a", "old\n");
     over.session_says("echo new > a; echo b > b; chmod 600 b")
         .await;
-    let held = over.prepare().unwrap();
+    let guard = over.prepare().unwrap();
     let request = SandboxRequest {
         ids: marshal_sandbox::HostIds::Root {
             slot_uid: SLOT_UID + 1,
         },
         home: None,
-        ..over.request(&held)
+        ..over.request(&guard)
     };
-    let said = script_output(
+    let output = script_output(
         &request,
         "cat a b; echo more >> b; echo c > c; rm a; stat -c %u c",
     )
     .await;
-    assert_eq!(said, "new\nb\n1000\n");
+    assert_eq!(output, "new\nb\n1000\n");
     for name in ["b", "c"] {
         assert_eq!(fs::metadata(over.upper(name)).unwrap().uid(), SLOT_UID);
     }
@@ -262,43 +262,48 @@ async fn another_slot_goes_on_with_what_the_first_one_wrote() {
 async fn set_id_devices_and_mounts_are_nothing_in_there() {
     let over = OverlayHost::new();
     over.put("a", "old\n");
-    let held = over.prepare().unwrap();
+    let guard = over.prepare().unwrap();
     let script = "grep ' /workspace ' /proc/self/mountinfo | cut -d' ' -f6; \
                   mknod d c 1 3 2>/dev/null && echo device; \
                   mknod w c 0 0 2>/dev/null && echo whiteout; \
                   umount /workspace 2>/dev/null && echo unmounted; \
                   mount -o remount,suid /workspace 2>/dev/null && echo remounted; \
                   ls /tmp /run/marshal";
-    let said = script_output(&over.request(&held), script).await;
-    let (flags, rest) = said.split_once('\n').unwrap();
-    assert!(flags.starts_with("rw,nosuid,nodev"), "{said}");
-    assert_eq!(rest, "/run/marshal:\nmarshal\n\n/tmp:\n", "{said}");
+    let output = script_output(&over.request(&guard), script).await;
+    let (flags, rest) = output.split_once('\n').unwrap();
+    assert!(flags.starts_with("rw,nosuid,nodev"), "{output}");
+    assert_eq!(rest, "/run/marshal:\nmarshal\n\n/tmp:\n", "{output}");
 }
 
 #[tokio::test]
 async fn one_process_works_with_an_overlay_at_a_time() {
     let over = OverlayHost::new();
-    let held = over.prepare().unwrap();
+    let guard = over.prepare().unwrap();
     assert!(matches!(over.prepare(), Err(OverlayError::Busy(_))));
-    let said = over.run_once(&["diff", "s-1"]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
-    assert!(said.err.contains("still running"), "{}", said.err);
-    drop(held);
-    let said = over.run_unless_busy(&["diff", "s-1"]);
-    assert_eq!((said.code, &*said.out), (Some(0), ""), "{}", said.err);
-    let said = over.run_unless_busy(&["diff", "s-2"]);
-    assert_eq!(said.code, Some(2), "{}", said.err);
-    assert!(
-        said.err.contains("the session s-2 has no overlay"),
+    let reported = over.run_once(&["diff", "s-1"]);
+    assert_eq!(reported.code, Some(1), "{}", reported.err);
+    assert!(reported.err.contains("still running"), "{}", reported.err);
+    drop(guard);
+    let reported = over.run_unless_busy(&["diff", "s-1"]);
+    assert_eq!(
+        (reported.code, &*reported.out),
+        (Some(0), ""),
         "{}",
-        said.err
+        reported.err
+    );
+    let reported = over.run_unless_busy(&["diff", "s-2"]);
+    assert_eq!(reported.code, Some(2), "{}", reported.err);
+    assert!(
+        reported.err.contains("the session s-2 has no overlay"),
+        "{}",
+        reported.err
     );
 }
 
 #[tokio::test]
 async fn what_cannot_be_overlaid_is_refused_with_what_to_do() {
     let over = OverlayHost::new();
-    let held = over.prepare().unwrap();
+    let guard = over.prepare().unwrap();
     // procfs can be neither mapped nor a lower directory.
     let request = SandboxRequest {
         workspace: Some(Tree {
@@ -308,12 +313,12 @@ async fn what_cannot_be_overlaid_is_refused_with_what_to_do() {
             identity: None,
         }),
         overlay: Some((over.at("home"), ids().uid_and_gid())),
-        ..over.request(&held)
+        ..over.request(&guard)
     };
     let failed = run(walled(&request, "true")).await.unwrap_err().to_string();
     assert!(failed.contains("copy"), "{failed}");
     assert!(failed.contains("/proc/sys"), "{failed}");
-    drop(held);
+    drop(guard);
     if is_root() {
         return;
     }
@@ -379,15 +384,15 @@ async fn changes_come_from_what_was_written_alone() {
         over.put(path, "old\n");
     }
     std::thread::sleep(Duration::from_millis(20));
-    let held = over.prepare().unwrap();
+    let guard = over.prepare().unwrap();
     script_output(
-        &over.request(&held),
+        &over.request(&guard),
         "echo new > changed; rm gone; rm -r dir; rm -r tree; mkdir tree; echo y > tree/y; \
          chmod 700 mode; mkdir -p d/e; echo f > d/e/f; mkdir empty; cat same",
     )
     .await;
     let words = |before: &Manifest| -> Vec<String> {
-        let changes = held.changes(before).unwrap();
+        let changes = guard.changes(before).unwrap();
         assert!(!changes.is_truncated);
         let word = |c: &marshal_sandbox::workspace::Change| format!("{} {}", c.kind, c.path.raw());
         changes.list.iter().map(word).collect()
@@ -405,9 +410,9 @@ async fn changes_come_from_what_was_written_alone() {
     ];
     assert_eq!(words(&Manifest::default()), all);
     // The next task of the same session tells its own.
-    let before = Manifest::record(&held.upper().unwrap()).unwrap();
+    let before = Manifest::record(&guard.upper().unwrap()).unwrap();
     assert_eq!(words(&before), Vec::<String>::new());
-    script_output(&over.request(&held), "echo more >> changed; rm same").await;
+    script_output(&over.request(&guard), "echo more >> changed; rm same").await;
     assert_eq!(words(&before), ["modified changed", "deleted same"]);
 }
 
@@ -433,10 +438,10 @@ async fn a_large_workspace_is_ready_at_once() {
             gid: SLOT_UID,
         });
         let began = Instant::now();
-        let held = Overlay::prepare(&over.overlays(), &name, &lower, "demo", owner).unwrap();
+        let guard = Overlay::prepare(&over.overlays(), &name, &lower, "demo", owner).unwrap();
         made = made.min(began.elapsed());
         // What the mount takes is the difference to the same walls without it.
-        let overlaid = over.request(&held);
+        let overlaid = over.request(&guard);
         let plain = SandboxRequest {
             overlay: None,
             workspace: overlaid.workspace.clone().map(|tree| Tree {

@@ -15,9 +15,9 @@ use crate::sandbox::overlay::{CommandOutput, OverlayHost, session};
 impl OverlayHost {
     /// Applies, which must do it.
     pub(crate) fn applies(&self) -> String {
-        let said = self.run_unless_busy(&["apply", "s-1"]);
-        assert_eq!(said.code, Some(0), "{}\n{}", said.out, said.err);
-        said.out
+        let output = self.run_unless_busy(&["apply", "s-1"]);
+        assert_eq!(output.code, Some(0), "{}\n{}", output.out, output.err);
+        output.out
     }
 
     /// Keeps workspace and state directory as they are.
@@ -86,11 +86,11 @@ impl OverlayHost {
     /// Applies, which must refuse everything, and says why.
     pub(crate) fn refuses(&self, args: &[&str]) -> String {
         let before = self.tree();
-        let said = self.run_unless_busy(args);
-        assert_eq!(said.code, Some(1), "{}\n{}", said.out, said.err);
-        assert!(said.err.contains("nothing was applied"), "{}", said.err);
-        assert_eq!(self.tree(), before, "{}", said.err);
-        said.err
+        let output = self.run_unless_busy(args);
+        assert_eq!(output.code, Some(1), "{}\n{}", output.out, output.err);
+        assert!(output.err.contains("nothing was applied"), "{}", output.err);
+        assert_eq!(self.tree(), before, "{}", output.err);
+        output.err
     }
 }
 
@@ -115,8 +115,8 @@ async fn every_form_of_a_change_is_applied_and_then_there_is_nothing_more() {
          rm wasfile; echo file > wasfile; mkdir void; ln -s ../changed void/up",
     )
     .await;
-    let said = over.run_unless_busy(&["diff", "s-1"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let output = over.run_unless_busy(&["diff", "s-1"]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
     for line in [
         "modified changed\n",
         "+more\n",
@@ -139,9 +139,9 @@ async fn every_form_of_a_change_is_applied_and_then_there_is_nothing_more() {
         } else {
             line
         };
-        assert!(said.out.contains(line), "{line:?} in\n{}", said.out);
+        assert!(output.out.contains(line), "{line:?} in\n{}", output.out);
     }
-    assert!(!said.out.contains(" same"), "{}", said.out);
+    assert!(!output.out.contains(" same"), "{}", output.out);
     let only = over.run_unless_busy(&["--json", "diff", "s-1", "new", "./gone"]);
     let paths: Vec<String> = only
         .out
@@ -192,8 +192,8 @@ async fn every_form_of_a_change_is_applied_and_then_there_is_nothing_more() {
         .await;
     over.applies();
     assert_eq!(over.read("changed"), "changed\nmore\nagain\n");
-    let said = over.run_unless_busy(&["discard", "s-1"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let output = over.run_unless_busy(&["discard", "s-1"]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
     assert_eq!(fs::read_dir(over.at("state/overlays")).unwrap().count(), 0);
     assert_eq!(over.run_unless_busy(&["apply", "s-1"]).code, Some(2));
 }
@@ -318,8 +318,8 @@ async fn everything_hostile_is_refused_by_its_name_and_with_it_all_the_rest() {
             Some(0),
             "{script}"
         );
-        let said = over.run_unless_busy(&["discard", "s-1"]);
-        assert_eq!(said.code, Some(0), "{script}: {}", said.err);
+        let output = over.run_unless_busy(&["discard", "s-1"]);
+        assert_eq!(output.code, Some(0), "{script}: {}", output.err);
     }
 }
 
@@ -377,8 +377,8 @@ async fn what_the_policy_denies_is_refused_and_what_it_asks_needs_a_word() {
         err.contains("needs approval: docs/a") && err.contains("--yes"),
         "{err}"
     );
-    let said = over.run_unless_busy(&["apply", "s-1", "--yes"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let output = over.run_unless_busy(&["apply", "s-1", "--yes"]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
     assert_eq!(over.read("docs/a"), "new\n");
     over.session_says("echo x > a.lock").await;
     let err = over.refuses(&["apply", "s-1", "--yes"]);
@@ -393,9 +393,9 @@ async fn what_the_policy_denies_is_refused_and_what_it_asks_needs_a_word() {
          workspace = { path = \"project\" }\n",
     )
     .unwrap();
-    let said = over.run_unless_busy(&["apply", "s-1"]);
-    assert_eq!(said.code, Some(2), "{}", said.err);
-    assert!(said.err.contains("pool demo"), "{}", said.err);
+    let output = over.run_unless_busy(&["apply", "s-1"]);
+    assert_eq!(output.code, Some(2), "{}", output.err);
+    assert!(output.err.contains("pool demo"), "{}", output.err);
 }
 
 #[tokio::test]
@@ -452,11 +452,11 @@ async fn what_was_changed_while_the_session_worked_is_known_by_nobody() {
     over.put("f", "old\n");
     over.put("g", "old\n");
     std::thread::sleep(Duration::from_millis(20));
-    let held = over.prepare().unwrap();
+    let guard = over.prepare().unwrap();
     // The agent copies up what was already another's, before its turn ends.
     over.put("f", "theirs\n");
-    crate::children::script_output(&over.request(&held), "echo mine >> f; echo mine > g").await;
-    drop(held);
+    crate::children::script_output(&over.request(&guard), "echo mine >> f; echo mine > g").await;
+    drop(guard);
     let err = over.refuses(&["apply", "s-1"]);
     assert!(err.contains("f: it, or its directory"), "{err}");
     assert!(!err.contains("refused: g"), "{err}");
@@ -469,17 +469,17 @@ async fn another_workspace_at_its_place_is_none() {
     over.session_says("echo new > f").await;
     fs::rename(over.at("project"), over.at("moved")).unwrap();
     fs::create_dir(over.at("project")).unwrap();
-    let said = over.run_unless_busy(&["apply", "s-1"]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
+    let output = over.run_unless_busy(&["apply", "s-1"]);
+    assert_eq!(output.code, Some(1), "{}", output.err);
     assert!(
-        said.err.contains("another directory has replaced it"),
+        output.err.contains("another directory has replaced it"),
         "{}",
-        said.err
+        output.err
     );
     fs::remove_dir(over.at("project")).unwrap();
     symlink(over.at("moved"), over.at("project")).unwrap();
-    let said = over.run_unless_busy(&["apply", "s-1"]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
+    let output = over.run_unless_busy(&["apply", "s-1"]);
+    assert_eq!(output.code, Some(1), "{}", output.err);
     assert_eq!(fs::read_to_string(over.at("moved/f")).unwrap(), "old\n");
 }
 
@@ -530,15 +530,15 @@ async fn an_apply_that_is_killed_anywhere_leaves_the_old_or_is_finished_by_the_n
             break;
         }
         assert_eq!(code, Some(77), "killed at {n}");
-        let said = over.run_unless_busy(&["diff", "s-1"]);
-        assert_eq!(said.code, Some(0), "{n}: {}", said.err);
+        let output = over.run_unless_busy(&["diff", "s-1"]);
+        assert_eq!(output.code, Some(0), "{n}: {}", output.err);
         let tree = over.tree();
         if tree == old {
             forgotten += 1;
         } else {
             finished += 1;
-            assert_eq!(tree, new, "killed at {n}: {}", said.err);
-            assert_eq!(said.out, "", "{n}: nothing is left to do");
+            assert_eq!(tree, new, "killed at {n}: {}", output.err);
+            assert_eq!(output.out, "", "{n}: nothing is left to do");
         }
         assert!(!over.at("state/overlays/s-1,intent").exists(), "{n}");
         if tree == old && n.is_multiple_of(5) {
@@ -572,9 +572,13 @@ async fn a_killed_apply_whose_workspace_was_changed_since_goes_back() {
     }
     assert!(found);
     over.put("b", "theirs\n");
-    let said = over.run_unless_busy(&["apply", "s-1"]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
-    assert!(said.err.contains("nothing was applied: b"), "{}", said.err);
+    let output = over.run_unless_busy(&["apply", "s-1"]);
+    assert_eq!(output.code, Some(1), "{}", output.err);
+    assert!(
+        output.err.contains("nothing was applied: b"),
+        "{}",
+        output.err
+    );
     assert_eq!(
         (over.read("a"), over.read("b"), over.read("c")),
         ("old\n".into(), "theirs\n".into(), "old\n".into())

@@ -42,9 +42,9 @@ async fn what_is_edited_after_a_killed_apply_put_it_there_is_a_conflict() {
     over.killed_when(&|| over.read("a") == "new\n" && over.read("b") == "new\n");
     assert!(over.has_intent());
     over.put("a", "theirs\n");
-    let said = over.run_unless_busy(&["apply", "s-1"]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
-    let err = said.err;
+    let output = over.run_unless_busy(&["apply", "s-1"]);
+    assert_eq!(output.code, Some(1), "{}", output.err);
+    let err = output.err;
     assert!(err.contains("refused: a: it was changed"), "{err}");
     assert_eq!(over.read("a"), "theirs\n");
     assert!(!over.has_intent());
@@ -60,12 +60,12 @@ async fn what_is_put_into_a_directory_that_goes_is_not_lost() {
     // Somebody whose current directory it is.
     let old = over.project(".marshal-apply-s-1/0");
     fs::write(old.join("theirs"), "theirs\n").unwrap();
-    let said = over.run_unless_busy(&["apply", "s-1"]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
+    let output = over.run_unless_busy(&["apply", "s-1"]);
+    assert_eq!(output.code, Some(1), "{}", output.err);
     assert!(
-        said.err.contains("nothing was applied: dir"),
+        output.err.contains("nothing was applied: dir"),
         "{}",
-        said.err
+        output.err
     );
     assert_eq!(over.read("dir/theirs"), "theirs\n");
     assert_eq!(over.read("dir/one"), "old\n");
@@ -81,12 +81,12 @@ async fn an_apply_whose_other_half_was_removed_is_forgotten_with_its_places_name
     over.session_says("echo new > a; echo new > b").await;
     over.killed_when(&|| over.read("a") == "new\n" && over.read("b") == "old\n");
     fs::remove_dir_all(over.project(".marshal-apply-s-1")).unwrap();
-    let said = over.run_unless_busy(&["diff", "s-1"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let output = over.run_unless_busy(&["diff", "s-1"]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
     assert!(
-        said.err.contains("cannot be completed") && said.err.contains(": a, b"),
+        output.err.contains("cannot be completed") && output.err.contains(": a, b"),
         "{}",
-        said.err
+        output.err
     );
     assert!(!over.has_intent());
 }
@@ -97,11 +97,15 @@ async fn what_cannot_be_brought_to_its_end_is_discarded_all_the_same() {
     over.put("a", "old\n");
     over.session_says("echo new > a").await;
     fs::write(over.at("state/overlays/s-1,intent"), "no\u{1b}thing").unwrap();
-    let said = over.run_unless_busy(&["diff", "s-1"]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
-    let said = over.run_unless_busy(&["discard", "s-1"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
-    assert!(said.err.contains("are discarded anyway"), "{}", said.err);
+    let output = over.run_unless_busy(&["diff", "s-1"]);
+    assert_eq!(output.code, Some(1), "{}", output.err);
+    let output = over.run_unless_busy(&["discard", "s-1"]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    assert!(
+        output.err.contains("are discarded anyway"),
+        "{}",
+        output.err
+    );
     assert!(!overlay::path(&over.overlays(), &session()).exists());
     assert!(!over.has_intent());
 }
@@ -112,12 +116,12 @@ async fn a_directory_that_took_anothers_place_during_the_turn_is_a_conflict() {
     over.put("src/deep/file", "old\n");
     over.put("src.new/deep/file", "other\n");
     std::thread::sleep(Duration::from_millis(20));
-    let held = over.prepare().unwrap();
-    script_output(&over.request(&held), "echo new > src/deep/file").await;
+    let guard = over.prepare().unwrap();
+    script_output(&over.request(&guard), "echo new > src/deep/file").await;
     fs::rename(over.project("src"), over.project("src.old")).unwrap();
     fs::rename(over.project("src.new"), over.project("src")).unwrap();
-    held.changes(&Manifest::default()).unwrap();
-    drop(held);
+    guard.changes(&Manifest::default()).unwrap();
+    drop(guard);
     let err = over.refuses(&["apply", "s-1"]);
     assert!(err.contains("refused: src/deep/file: it, or its"), "{err}");
     assert_eq!(over.read("src/deep/file"), "other\n");
@@ -132,9 +136,9 @@ async fn nothing_of_an_agents_acts_on_the_terminal_of_who_applies() {
     let flags = XattrFlags::empty();
     rustix::fs::setxattr(over.upper("a"), "user.\u{1b}[31m", b"x", flags).unwrap();
     for args in [["diff", "s-1"], ["apply", "s-1"]] {
-        let said = over.run_unless_busy(&args);
-        assert!(!said.err.contains('\u{1b}'), "{:?}", said.err);
-        assert!(!said.out.contains('\u{1b}'), "{:?}", said.out);
+        let output = over.run_unless_busy(&args);
+        assert!(!output.err.contains('\u{1b}'), "{:?}", output.err);
+        assert!(!output.out.contains('\u{1b}'), "{:?}", output.out);
     }
     let err = over.refuses(&["apply", "s-1"]);
     assert!(err.contains("user.\\u{1b}[31m"), "{err}");
@@ -156,9 +160,9 @@ async fn what_is_very_large_or_very_long_is_refused_without_being_read() {
         at = rustix::fs::openat(&at, &*name, flags, Mode::empty()).unwrap();
     }
     // Its content is not for this test to read either.
-    let said = over.run_unless_busy(&["apply", "s-1"]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
-    let err = said.err;
+    let output = over.run_unless_busy(&["apply", "s-1"]);
+    assert_eq!(output.code, Some(1), "{}", output.err);
+    let err = output.err;
     assert!(err.contains("refused: large: the workspace has"), "{err}");
     assert!(err.contains("has a path of more than 4096 bytes"), "{err}");
     assert!(err.contains("nothing was applied: 2 refused"), "{err}");

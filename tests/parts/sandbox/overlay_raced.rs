@@ -42,12 +42,12 @@ impl OverlayHost {
         for n in 1..1000 {
             let _ = fs::remove_file(&ran);
             let command = format!("touch {}; {}", ran.display(), run());
-            let said = self.stopped_at(&tracer, n, Some(&command));
+            let reported = self.stopped_at(&tracer, n, Some(&command));
             if !ran.exists() {
-                assert_eq!(said.code, Some(0), "{}", said.err);
+                assert_eq!(reported.code, Some(0), "{}", reported.err);
                 return n - 1;
             }
-            check(&format!("at {n}: {}", said.err), said.code);
+            check(&format!("at {n}: {}", reported.err), reported.code);
             self.put_back();
         }
         panic!("it has no end");
@@ -73,7 +73,7 @@ async fn what_is_put_into_a_directory_that_goes_is_never_lost() {
             .await;
         let old = over.tree();
         let done = over.at("done");
-        let (mut refused, mut put_back, mut kept) = (0, 0, 0);
+        let (mut refused, mut put_back, mut stored) = (0, 0, 0);
         // Somebody whose current directory it is.
         let inside = std::cell::RefCell::new(None);
         let run = || {
@@ -95,15 +95,15 @@ async fn what_is_put_into_a_directory_that_goes_is_never_lost() {
             assert_eq!(found.len(), 1, "{script}: lost {when}");
             assert_eq!(fs::read_to_string(&found[0]).unwrap(), "theirs\n");
             if code == Some(0) {
-                kept += 1;
+                stored += 1;
                 assert!(
                     found[0].starts_with(over.project(".marshal-kept-s-1")),
                     "{script}: {found:?} {when}"
                 );
                 assert!(when.contains("replaced or removed: dir/deep"), "{when}");
                 let owner = fs::metadata(over.at("project")).unwrap().uid();
-                let kept = fs::metadata(over.project(".marshal-kept-s-1")).unwrap();
-                assert_eq!(kept.uid(), owner);
+                let stored = fs::metadata(over.project(".marshal-kept-s-1")).unwrap();
+                assert_eq!(stored.uid(), owner);
                 assert_eq!(over.read("other"), "new\n", "{script}: {when}");
                 assert!(!over.project("dir/one").exists(), "{script}: {when}");
             } else {
@@ -122,8 +122,8 @@ async fn what_is_put_into_a_directory_that_goes_is_never_lost() {
                 assert!(!path.exists(), "{script}: {beside} {when}");
             }
         });
-        eprintln!("{script}: {steps} steps, {refused} refused, {put_back} put back, {kept} kept");
-        assert!(put_back > 2 && kept > 2, "{put_back} {kept}");
+        eprintln!("{script}: {steps} steps, {refused} refused, {put_back} put back, {stored} kept");
+        assert!(put_back > 2 && stored > 2, "{put_back} {stored}");
     }
 }
 
@@ -158,10 +158,10 @@ async fn what_is_written_into_what_goes_or_comes_back_is_never_lost() {
     let (mut refused, mut applied) = (0, 0);
     over.at_every_step(&run, &mut |when, code| {
         let text = |path: &PathBuf| fs::read_to_string(path).unwrap_or_default();
-        let kept = over.project(".marshal-kept-s-1");
+        let stored = over.project(".marshal-kept-s-1");
         let mut places = vec![over.project("file")];
         places.extend(
-            fs::read_dir(&kept)
+            fs::read_dir(&stored)
                 .into_iter()
                 .flatten()
                 .map(|of| of.unwrap().path()),
@@ -250,14 +250,15 @@ async fn whoever_locks_the_workspace_holds_up_no_apply_and_another_apply_is_wait
     let other = File::create(over.at(&name)).unwrap();
     rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
     let began = Instant::now();
-    let said = over.run_unless_busy(&["apply", "s-1"]);
-    assert_eq!(said.code, Some(1), "{}", said.err);
+    let output = over.run_unless_busy(&["apply", "s-1"]);
+    assert_eq!(output.code, Some(1), "{}", output.err);
     assert!(
-        said.err
+        output
+            .err
             .contains("another apply is still running in the workspace")
-            && said.err.contains("after 10 seconds"),
+            && output.err.contains("after 10 seconds"),
         "{}",
-        said.err
+        output.err
     );
     assert!(began.elapsed() >= Duration::from_secs(10));
     assert_eq!(over.read("a"), "new\n");

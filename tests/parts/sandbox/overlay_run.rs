@@ -13,8 +13,9 @@ impl OverlayHost {
         std::thread::sleep(Duration::from_millis(20));
         let _ = fs::remove_file(self.at("r.jsonl"));
         let results = self.at("r.jsonl");
-        let said = self.run_unless_busy(&["run", "--results", &results.to_string_lossy(), prompt]);
-        assert_eq!(said.code, Some(0), "{}\n{}", said.out, said.err);
+        let output =
+            self.run_unless_busy(&["run", "--results", &results.to_string_lossy(), prompt]);
+        assert_eq!(output.code, Some(0), "{}\n{}", output.out, output.err);
         let text = fs::read_to_string(results).unwrap();
         serde_json::from_str(text.lines().next().unwrap()).unwrap()
     }
@@ -66,12 +67,12 @@ fn a_task_works_in_an_overlay_is_checked_there_and_its_changes_are_applied() {
     let upper = over.at(&format!("state/overlays/{session}/upper"));
     assert_eq!(result["workspace"], upper.to_string_lossy().into_owned());
     assert!(over.at(&format!("state/overlays/{session},ended")).exists());
-    let said = over.run_unless_busy(&["diff", session]);
+    let output = over.run_unless_busy(&["diff", session]);
     assert!(
-        said.out.contains("-old\n+new\n"),
+        output.out.contains("-old\n+new\n"),
         "{}{}",
-        said.out,
-        said.err
+        output.out,
+        output.err
     );
     // Git refreshes its index where it may write; that is .git, and never taken over.
     let refused = over.run_unless_busy(&["apply", session]);
@@ -80,15 +81,15 @@ fn a_task_works_in_an_overlay_is_checked_there_and_its_changes_are_applied() {
         assert_eq!(over.tree(), before);
         let result = over.run("write README.md new\nwrite src/b b");
         let session = result["session"].as_str().unwrap();
-        let said = over.run_unless_busy(&["apply", session]);
-        assert_eq!(said.code, Some(0), "{}", said.err);
+        let output = over.run_unless_busy(&["apply", session]);
+        assert_eq!(output.code, Some(0), "{}", output.err);
     }
     assert_eq!(
         (over.read("README.md"), over.read("src/b")),
         ("new\n".into(), "b\n".into())
     );
-    let said = over.run_unless_busy(&["discard", session]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let output = over.run_unless_busy(&["discard", session]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
     assert!(!upper.exists());
 }
 

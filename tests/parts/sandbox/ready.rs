@@ -44,10 +44,10 @@ async fn ready_beside(first: &LaunchedChild) -> u32 {
 }
 
 async fn echoes(launched: &mut LaunchedChild) {
-    let mut said = [0; 3];
+    let mut reported = [0; 3];
     launched.stdin.write_all(b"hi\n").await.unwrap();
-    launched.stdout.read_exact(&mut said).await.unwrap();
-    assert_eq!(&said, b"hi\n");
+    launched.stdout.read_exact(&mut reported).await.unwrap();
+    assert_eq!(&reported, b"hi\n");
 }
 
 #[tokio::test]

@@ -57,8 +57,8 @@ async fn without_user_namespaces_the_start_fails_and_says_so() {
 #[ignore = "a part of without_user_namespaces_the_start_fails_and_says_so"]
 async fn no_walls_can_be_had() {
     let profile = profile();
-    let walls = sandbox::plan(&sandbox::probe_request(&profile, ids())).unwrap();
-    let failed = launch::probe_shim_plan(&spawner(), walls, sandbox::limits_of(&profile))
+    let sandbox_spec = sandbox::plan(&sandbox::probe_request(&profile, ids())).unwrap();
+    let failed = launch::probe_shim_plan(&spawner(), sandbox_spec, sandbox::limits_of(&profile))
         .await
         .unwrap_err();
     let RunError::Spawn(failed) = failed else {
@@ -114,9 +114,9 @@ async fn walls_for_somebody_else_are_refused() {
         uid: 12_345,
         gid: 12_345,
     };
-    let walls = sandbox::plan(&sandbox::probe_request(&profile, wrong)).unwrap();
+    let sandbox_spec = sandbox::plan(&sandbox::probe_request(&profile, wrong)).unwrap();
     let limits = sandbox::limits_of(&profile);
-    let failed = launch::probe_shim_plan(&spawner(), walls, limits)
+    let failed = launch::probe_shim_plan(&spawner(), sandbox_spec, limits)
         .await
         .unwrap_err();
     let RunError::Spawn(failed) = failed else {

@@ -379,11 +379,11 @@ async fn in_a_writable_view_what_is_hidden_stays_so_and_no_socket_answers() {
     let listener = listener.unwrap();
     let all = fs::Permissions::from_mode(0o777);
     fs::set_permissions(over.project("run/agent.sock"), all).unwrap();
-    let held = over.prepare().unwrap();
+    let guard = over.prepare().unwrap();
     let tricks = "(mv deep moved; mv deep/deeper gone; rm -f prod.pem; mv prod was; rm -rf deep) \
                   2>/dev/null; find . -type f -exec cat {} + 2>/dev/null; ";
     for _ in ["a session", "the same, which goes on"] {
-        let mut request = over.request(&held);
+        let mut request = over.request(&guard);
         masked(
             &mut request,
             &["deep/deeper/*.pem", "prod.pem"],

@@ -226,19 +226,19 @@ fn reports(conn: &Connection, book: &Book, all_over: bool, faults: &mut Vec<Stri
             }
             continue;
         };
-        let told = &handed_in.reports;
+        let seen = &handed_in.reports;
         for life in &handed_in.lives {
-            let times = told.iter().filter(|(of, _)| of == life).count();
+            let times = seen.iter().filter(|(of, _)| of == life).count();
             if times > 1 || (times == 0 && book.finished.contains(life)) {
                 faults.push(format!(
                     "{run}/{task} was reported {times} times in life {life}"
                 ));
             }
         }
-        let differs = told.iter().any(|(_, told)| Some(told) != outcome.as_ref());
+        let differs = seen.iter().any(|(_, seen)| Some(seen) != outcome.as_ref());
         if differs || (all_over && state != "ended") {
             faults.push(format!(
-                "{run}/{task} is {state} {outcome:?}, and was reported {told:?}"
+                "{run}/{task} is {state} {outcome:?}, and was reported {seen:?}"
             ));
         }
     }

@@ -32,15 +32,15 @@ impl Host for Machine {
         Box::pin(async move {
             let number = self.ledger.book().seen.get("start").copied().unwrap_or(0);
             self.ledger.saw("start");
-            let mut dice = SeededRandom::new(self.seed, 1_000_000 + number);
-            tokio::time::sleep(dice.ms(2_000)).await;
-            if self.wildness.percent(&mut dice, 4) {
+            let mut random = SeededRandom::new(self.seed, 1_000_000 + number);
+            tokio::time::sleep(random.ms(2_000)).await;
+            if self.wildness.percent(&mut random, 4) {
                 self.ledger.saw("no process");
                 self.ledger.step("no process");
                 let error = std::io::Error::from(std::io::ErrorKind::WouldBlock);
                 return Err(SpawnError::Fork(error));
             }
-            Ok(self.bear(&plan, dice))
+            Ok(self.bear(&plan, random))
         })
     }
 
@@ -53,16 +53,16 @@ impl Host for Machine {
         Box::pin(async move {
             let number = self.ledger.book().seen.get("check").copied().unwrap_or(0);
             self.ledger.saw("check");
-            let mut dice = SeededRandom::new(self.seed, 2_000_000 + number);
-            tokio::time::sleep(dice.ms(20_000)).await;
-            if self.wildness.percent(&mut dice, 5) {
+            let mut random = SeededRandom::new(self.seed, 2_000_000 + number);
+            tokio::time::sleep(random.ms(20_000)).await;
+            if self.wildness.percent(&mut random, 5) {
                 tokio::time::sleep(timeout).await;
                 return Err(RunError::TimedOut {
                     program: "check".to_owned(),
                     after: timeout,
                 });
             }
-            let code = i32::from(dice.percent(30));
+            let code = i32::from(random.percent(30));
             self.ledger.step(&format!("the check ends with {code}"));
             Ok(ProgramOutput {
                 status: ExitStatus::Code(code),
@@ -84,7 +84,7 @@ fn pair() -> (pipe::Receiver, pipe::Sender) {
 }
 
 impl Machine {
-    fn bear(&self, plan: &LaunchPlan, mut dice: SeededRandom) -> Child {
+    fn bear(&self, plan: &LaunchPlan, mut random: SeededRandom) -> Child {
         // A session's home has its name.
         let home = plan.env.iter().find(|(name, _)| name == "HOME");
         let home = home.map_or("", |(_, path)| path.as_str());
@@ -95,7 +95,7 @@ impl Machine {
         let (from_stderr, stderr) = pair();
         let (signal, signals) = mpsc::channel(8);
         let (keeper, mut orders) = KeeperHandle::with_orders();
-        let (tell, ended) = oneshot::channel();
+        let (sender, ended) = oneshot::channel();
         let stdout = Arc::new(stdout);
         let wires = Wires {
             stdin,
@@ -103,11 +103,11 @@ impl Machine {
             stderr: Some(stderr),
             signals,
         };
-        let agent = Agent::new(self, number, session, &plan.argv, &mut dice, wires);
+        let agent = Agent::new(self, number, session, &plan.argv, &mut random, wires);
         // Somebody else may hold the pipe for a while, as a process that cannot be killed would.
-        let held = self.wildness.percent(&mut dice, 2);
-        let held = held.then(|| (stdout, dice.ms(10_000)));
-        let lingers = dice.ms(100);
+        let held = self.wildness.percent(&mut random, 2);
+        let held = held.then(|| (stdout, random.ms(10_000)));
+        let lingers = random.ms(100);
         let (ledger, twist) = (Arc::clone(&self.ledger), self.twist);
         let mut process = tokio::spawn(agent.run());
         tokio::spawn(async move {
@@ -139,7 +139,7 @@ impl Machine {
             if twist != Twist::Immortal {
                 ledger.died(number, &status.to_string());
             }
-            let _ = tell.send(ChildExit {
+            let _ = sender.send(ChildExit {
                 status: Some(status),
                 sandbox_failure: None,
                 is_forced: forced,

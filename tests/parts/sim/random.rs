@@ -8,9 +8,9 @@ pub(crate) struct SeededRandom(u64);
 impl SeededRandom {
     /// Rows of different `what` are independent of each other.
     pub(crate) fn new(seed: u64, what: u64) -> Self {
-        let mut dice = Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ what.rotate_left(32));
-        dice.next();
-        dice
+        let mut random = Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ what.rotate_left(32));
+        random.next();
+        random
     }
 
     pub(crate) fn next(&mut self) -> u64 {

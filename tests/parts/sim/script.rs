@@ -107,21 +107,21 @@ pub(crate) struct Behaviour {
 }
 
 impl Behaviour {
-    pub(crate) fn draw(wildness: Wildness, dice: &mut SeededRandom) -> Self {
-        let mut heeds = |chance| !wildness.percent(dice, chance);
+    pub(crate) fn draw(wildness: Wildness, random: &mut SeededRandom) -> Self {
+        let mut heeds = |chance| !wildness.percent(random, chance);
         Self {
             heeds_cancel: heeds(20),
             heeds_goodbye: heeds(30),
             heeds_end: heeds(30),
             heeds_int: heeds(40),
             heeds_term: heeds(40),
-            patience: Duration::from_secs(dice.pick(&[1, 60, 3_600])),
+            patience: Duration::from_secs(random.pick(&[1, 60, 3_600])),
         }
     }
 }
 
 impl Nature {
-    pub(crate) fn draw(wildness: Wildness, dice: &mut SeededRandom, resumed: bool) -> Self {
+    pub(crate) fn draw(wildness: Wildness, random: &mut SeededRandom, resumed: bool) -> Self {
         let births = [
             Birth::Crash,
             Birth::Crash,
@@ -131,30 +131,30 @@ impl Nature {
             Birth::Noise,
             Birth::Early,
         ];
-        let sick = wildness.percent(dice, if resumed { 25 } else { 12 });
+        let sick = wildness.percent(random, if resumed { 25 } else { 12 });
         Self {
-            wild: wildness.percent(dice, 100),
+            wild: wildness.percent(random, 100),
             birth: if sick {
-                dice.pick(&births)
+                random.pick(&births)
             } else {
                 Birth::Healthy
             },
-            start: dice.ms(3_000),
-            pace: dice.pick(&[0, 5, 500]),
-            code: dice.pick(&[0, 1, 3, 101]),
+            start: random.ms(3_000),
+            pace: random.pick(&[0, 5, 500]),
+            code: random.pick(&[0, 1, 3, 101]),
             wildness,
         }
     }
 
     /// The acts of a turn. The last one ends it.
-    pub(crate) fn turn(&self, dice: &mut SeededRandom) -> VecDeque<Act> {
+    pub(crate) fn turn(&self, random: &mut SeededRandom) -> VecDeque<Act> {
         let mut acts = VecDeque::new();
-        for _ in 0..dice.between(0, 6) {
-            let wild = self.wildness.percent(dice, 25);
+        for _ in 0..random.between(0, 6) {
+            let wild = self.wildness.percent(random, 25);
             acts.push_back(if wild {
-                wild_act(dice, self.code)
+                wild_act(random, self.code)
             } else {
-                act(dice)
+                act(random)
             });
         }
         let reasons = [
@@ -169,54 +169,54 @@ impl Nature {
             "max_tokens",
             "refusal",
         ];
-        if self.wild && dice.percent(5) {
+        if self.wild && random.percent(5) {
             // Without a deadline for turns, one with an open call may take as long as it likes: so
             // every turn ends at last.
             acts.push_back(Act::Pause(Duration::from_secs(4_000)));
         }
-        acts.push_back(match dice.between(0, 19) {
+        acts.push_back(match random.between(0, 19) {
             0 => Act::Error,
-            _ => Act::End(dice.pick(&reasons)),
+            _ => Act::End(random.pick(&reasons)),
         });
         acts
     }
 }
 
-fn act(dice: &mut SeededRandom) -> Act {
-    match dice.between(0, 9) {
-        0..=3 => Act::Text(usize::try_from(dice.pick(&[1, 10, 200])).expect("small")),
+fn act(random: &mut SeededRandom) -> Act {
+    match random.between(0, 9) {
+        0..=3 => Act::Text(usize::try_from(random.pick(&[1, 10, 200])).expect("small")),
         4..=7 => Act::Ask {
-            command: dice.pick(&["echo", "echo", "rm -rf ~/.ssh/", "cargo publish"]),
-            waits: dice.percent(80),
+            command: random.pick(&["echo", "echo", "rm -rf ~/.ssh/", "cargo publish"]),
+            waits: random.percent(80),
             again: false,
         },
-        8 => Act::Pause(dice.ms(2_000)),
+        8 => Act::Pause(random.ms(2_000)),
         _ => Act::Stderr,
     }
 }
 
-fn wild_act(dice: &mut SeededRandom, code: i32) -> Act {
-    match dice.between(0, 15) {
-        0..=2 => Act::Crash(dice.pick(&[
+fn wild_act(random: &mut SeededRandom, code: i32) -> Act {
+    match random.between(0, 15) {
+        0..=2 => Act::Crash(random.pick(&[
             ExitStatus::Code(code),
             ExitStatus::Signal(11),
             ExitStatus::Signal(9),
         ])),
-        3 if dice.percent(10) => Act::Flood(dice.between(10, 120)),
-        3 => Act::Flood(dice.between(1, 5)),
-        4 => Act::Call(dice.percent(50)),
+        3 if random.percent(10) => Act::Flood(random.between(10, 120)),
+        3 => Act::Flood(random.between(1, 5)),
+        4 => Act::Call(random.percent(50)),
         5 => Act::Ask {
             command: "echo",
             waits: true,
             again: true,
         },
         6 | 7 => Act::Strange,
-        8 if dice.percent(20) => Act::Ready,
+        8 if random.percent(20) => Act::Ready,
         8 => Act::Half(r#"{"half":"a li"#),
         9 => Act::CloseStdout,
         10 => Act::CloseStderr,
-        11 | 12 => Act::Pause(Duration::from_secs(dice.pick(&[30, 700, 5_000]))),
+        11 | 12 => Act::Pause(Duration::from_secs(random.pick(&[30, 700, 5_000]))),
         13 => Act::Text(20_000),
-        _ => Act::Pause(dice.ms(20_000)),
+        _ => Act::Pause(random.ms(20_000)),
     }
 }

@@ -33,8 +33,8 @@ pub(crate) enum Twist {
 pub(crate) struct Wildness(u64);
 
 impl Wildness {
-    pub(crate) fn percent(self, dice: &mut SeededRandom, chance: u64) -> bool {
-        dice.between(0, 9_999) < self.0 * chance
+    pub(crate) fn percent(self, random: &mut SeededRandom, chance: u64) -> bool {
+        random.between(0, 9_999) < self.0 * chance
     }
 }
 
@@ -73,15 +73,15 @@ fn place() -> &'static Path {
 
 /// Runs the world of a seed.
 pub(crate) fn run(seed: u64, twist: Twist, prints: bool) -> Outcome {
-    let mut dice = SeededRandom::new(seed, 0);
+    let mut random = SeededRandom::new(seed, 0);
     let dir = tempfile::Builder::new()
         .prefix("marshal-sim-")
         .tempdir_in(place())
         .expect("a directory");
     std::fs::create_dir(dir.path().join("workspace")).expect("a workspace");
     std::fs::write(dir.path().join("workspace/a.txt"), "a").expect("a file");
-    let wildness = Wildness(dice.pick(&[0, 10, 40, 100]));
-    let text = configuration(&mut dice);
+    let wildness = Wildness(random.pick(&[0, 10, 40, 100]));
+    let text = configuration(&mut random);
     if prints {
         println!("{wildness:?}\n{text}");
     }
@@ -98,13 +98,13 @@ pub(crate) fn run(seed: u64, twist: Twist, prints: bool) -> Outcome {
         twist,
         ledger: Arc::new(Ledger::new(prints)),
         wall_us: 1_700_000_000_000_000,
-        event_interval: dice.pick(&[1, 2, 7, 61]),
+        event_interval: random.pick(&[1, 2, 7, 61]),
         dir,
     };
-    let lives = dice.pick(&[1, 1, 2, 2, 3]);
+    let lives = random.pick(&[1, 1, 2, 2, 3]);
     for number in 1..=lives {
         let is_last = number == lives;
-        supervisor_life::live(&mut world, &mut dice, is_last);
+        supervisor_life::live(&mut world, &mut random, is_last);
         check::database(&world, is_last);
     }
     let book = world.ledger.book();
@@ -118,46 +118,46 @@ pub(crate) fn run(seed: u64, twist: Twist, prints: bool) -> Outcome {
     }
 }
 
-fn configuration(dice: &mut SeededRandom) -> String {
+fn configuration(random: &mut SeededRandom) -> String {
     let mut text = "[supervisor]\nmax_children = 64\n".to_owned();
     for name in ["a", "b", "c"]
         .iter()
-        .take(usize::try_from(dice.pick(&[1, 1, 2, 3])).expect("small"))
+        .take(usize::try_from(random.pick(&[1, 1, 2, 3])).expect("small"))
     {
-        let keeps = dice.percent(35);
-        let on_crash = dice.pick(&["report", "retry", "resume"]);
+        let keeps = random.percent(35);
+        let on_crash = random.pick(&["report", "retry", "resume"]);
         let on_crash = if on_crash == "resume" && !keeps {
             "report"
         } else {
             on_crash
         };
         let attempts = if on_crash == "retry" {
-            dice.between(2, 3)
+            random.between(2, 3)
         } else {
-            dice.pick(&[1, 1, 2])
+            random.pick(&[1, 1, 2])
         };
         let scope = if keeps { "slot" } else { "task" };
-        let check = if dice.percent(20) {
+        let check = if random.percent(20) {
             r#"["true"]"#
         } else {
             "[]"
         };
-        let dialect = dice.pick(&["scaiflux", "scaiflux", "acp"]);
+        let dialect = random.pick(&["scaiflux", "scaiflux", "acp"]);
         let resume_args = if dialect == "acp" {
             ""
         } else {
             r#"resume_args = ["--resume", "{session}"]"#
         };
-        let size = dice.between(1, 4);
-        let mode = if dice.percent(15) { "copy" } else { "rw" };
-        let kind = dice.pick(&["permanent", "transient", "temporary"]);
-        let budget = dice.pick(&[0, 2, 5, 50]);
-        let window = dice.pick(&["10s", "5m"]);
-        let max = dice.pick(&["1s", "60s"]);
-        let silence = dice.pick(&["20s", "10m"]);
-        let turn = dice.pick(&["none", "none", "5m"]);
-        let unasked = dice.pick(&["report", "report", "interrupt", "stop"]);
-        let on_timeout = dice.pick(&["deny", "deny", "deny_turn"]);
+        let size = random.between(1, 4);
+        let mode = if random.percent(15) { "copy" } else { "rw" };
+        let kind = random.pick(&["permanent", "transient", "temporary"]);
+        let budget = random.pick(&[0, 2, 5, 50]);
+        let window = random.pick(&["10s", "5m"]);
+        let max = random.pick(&["1s", "60s"]);
+        let silence = random.pick(&["20s", "10m"]);
+        let turn = random.pick(&["none", "none", "5m"]);
+        let unasked = random.pick(&["report", "report", "interrupt", "stop"]);
+        let on_timeout = random.pick(&["deny", "deny", "deny_turn"]);
         let _ = write!(
             text,
             r#"

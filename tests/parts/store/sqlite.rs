@@ -188,10 +188,10 @@ fn a_full_disk_is_told_and_nothing_is_half_written() {
         .env("MARSHAL_TEST_DISK", dir.path())
         .output()
         .expect("unshare");
-    let said = String::from_utf8_lossy(&done.stdout);
+    let printed = String::from_utf8_lossy(&done.stdout);
     assert!(
-        done.status.success() && said.contains("1 passed"),
-        "{said}{}",
+        done.status.success() && printed.contains("1 passed"),
+        "{printed}{}",
         String::from_utf8_lossy(&done.stderr)
     );
 }

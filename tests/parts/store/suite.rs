@@ -304,12 +304,12 @@ pub(crate) async fn what_is_found_on_disk(store: Store) {
         content: Content::Whole(Bytes::from(large)),
         exec: false,
     };
-    let kept = observe("large", Some(large)).await.expect("v1");
+    let stored = observe("large", Some(large)).await.expect("v1");
     assert_eq!(
-        (kept.content_state, kept.digest),
+        (stored.content_state, stored.digest),
         (ContentState::DigestOnly, Some(digest))
     );
-    assert_eq!(kept.bytes, limits::STORE_CONTENT_BYTES as u64 + 1);
+    assert_eq!(stored.bytes, limits::STORE_CONTENT_BYTES as u64 + 1);
     let got = store.get(at("large"), None).await.expect("a version");
     assert_eq!(got.content, None);
     let refused = store

@@ -121,18 +121,18 @@ fn ours(msg: &str) -> String {
 
 /// The command that makes the dialect write this message of ACP, Codex, loaf or SkillPilot.
 fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
-    let said: serde_json::Value = serde_json::from_str(msg.unwrap_or("null")).unwrap();
+    let message: serde_json::Value = serde_json::from_str(msg.unwrap_or("null")).unwrap();
     let answer = |answer| Command::AnswerPermission {
-        key: named(&said["id"].to_string()),
+        key: named(&message["id"].to_string()),
         answer,
     };
     match wanted {
         "prompt" => Command::Prompt {
             text: ["prompt", "input"]
                 .iter()
-                .find_map(|list| said["params"][list][0]["text"].as_str())
-                .or_else(|| said["params"]["text"].as_str())
-                .or_else(|| said["content"]["payload"].as_str())
+                .find_map(|list| message["params"][list][0]["text"].as_str())
+                .or_else(|| message["params"]["text"].as_str())
+                .or_else(|| message["content"]["payload"].as_str())
                 .unwrap()
                 .into(),
             attachments: Arc::default(),
@@ -147,14 +147,14 @@ fn acp_command(wanted: &str, msg: Option<&str>) -> Command {
 
 /// The command that makes the dialect write this message of Claude Code's.
 fn claude_command(wanted: &str, msg: Option<&str>) -> Command {
-    let said: serde_json::Value = serde_json::from_str(msg.unwrap_or("null")).unwrap();
+    let value: serde_json::Value = serde_json::from_str(msg.unwrap_or("null")).unwrap();
     let answer = |answer| Command::AnswerPermission {
-        key: named(said["response"]["request_id"].as_str().unwrap()),
+        key: named(value["response"]["request_id"].as_str().unwrap()),
         answer,
     };
     match wanted {
         "prompt" => Command::Prompt {
-            text: said["message"]["content"][0]["text"]
+            text: value["message"]["content"][0]["text"]
                 .as_str()
                 .unwrap()
                 .into(),
@@ -170,9 +170,9 @@ fn claude_command(wanted: &str, msg: Option<&str>) -> Command {
 
 /// The command that makes the dialect write this message.
 fn command(msg: &str) -> Command {
-    let said: serde_json::Value = serde_json::from_str(msg).unwrap();
-    let text = |name: &str| said[name].as_str().unwrap_or_default().to_owned();
-    match said["type"].as_str().unwrap() {
+    let value: serde_json::Value = serde_json::from_str(msg).unwrap();
+    let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
+    match value["type"].as_str().unwrap() {
         "prompt" => Command::Prompt {
             text: text("text").into(),
             attachments: Arc::default(),
@@ -185,7 +185,7 @@ fn command(msg: &str) -> Command {
         "shutdown" => Command::Goodbye,
         "permission_response" => Command::AnswerPermission {
             key: named(&text("request_id")),
-            answer: match said["decision"].as_str().unwrap() {
+            answer: match value["decision"].as_str().unwrap() {
                 "allow" => PermissionResponse::Allow,
                 _ => PermissionResponse::Deny(text("reason")),
             },
@@ -229,10 +229,10 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
                 }
             }
             Part::Wanted(command, msg) => {
-                let said = talk.command(command.clone()).expect(&transcript.name);
+                let reported = talk.command(command.clone()).expect(&transcript.name);
                 if is_scaiflux {
                     let msg = msg.as_ref().map(|msg| format!("{msg}\n"));
-                    assert_eq!(Some(said), msg, "{}", transcript.name);
+                    assert_eq!(Some(reported), msg, "{}", transcript.name);
                 } else if let Some(msg) = msg {
                     assert_eq!(talk.written_lines().get(written), Some(&msg.as_str()));
                     written += 1;
@@ -254,12 +254,12 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
 #[test]
 fn the_corpus_gives_the_events_written_down() {
     for transcript in transcripts() {
-        let told = play(&transcript, || usize::MAX).effects_text();
+        let effects = play(&transcript, || usize::MAX).effects_text();
         let name = match transcript.dialect {
             DialectName::Scaiflux => transcript.name.clone(),
             other => format!("{other}-{}", transcript.name),
         };
-        insta::assert_snapshot!(name, told);
+        insta::assert_snapshot!(name, effects);
     }
 }
 
@@ -268,14 +268,14 @@ fn the_table_that_says_the_same_gives_the_same_events() {
     // Of two objects on a line, of which the first lacks a member, either may be said to be wrong.
     let bad = r#" {"type":"text_delta"}{"type":"text_delta"}"#;
     for mut transcript in of(DialectName::Scaiflux) {
-        let told = play(&transcript, || usize::MAX).effects_text();
-        let told = told.replace(&format!("bad_shape{bad}"), &format!("bad_json{bad}"));
+        let effects = play(&transcript, || usize::MAX).effects_text();
+        let effects = effects.replace(&format!("bad_shape{bad}"), &format!("bad_json{bad}"));
         transcript.dialect = DialectName::Custom;
         let by_table = play(&transcript, || usize::MAX).effects_text();
-        assert_eq!(by_table, told, "{}", transcript.name);
+        assert_eq!(by_table, effects, "{}", transcript.name);
         assert_eq!(
             play(&transcript, || 7).effects_text(),
-            told,
+            effects,
             "{}",
             transcript.name
         );
@@ -344,7 +344,7 @@ fn sentences_of_ours_never_carry_an_unsafe_character() {
     let mut sentences = 0;
     for transcript in transcripts() {
         for effect in play(&transcript, || usize::MAX).effects {
-            let said = match effect {
+            let reported = match effect {
                 Effect::ChannelFailed(fault) => fault.to_string(),
                 Effect::Event(Event::TurnEnded {
                     detail: Some(detail),
@@ -353,7 +353,7 @@ fn sentences_of_ours_never_carry_an_unsafe_character() {
                 _ => continue,
             };
             sentences += 1;
-            assert!(!said.chars().any(is_unsafe), "{said:?}");
+            assert!(!reported.chars().any(is_unsafe), "{reported:?}");
         }
     }
     assert!(sentences >= 3, "the corpus has nothing to look at");

@@ -206,16 +206,19 @@ fn promises(effects: &[Effect]) {
             Effect::Write(bytes) => {
                 let (newline, body) = bytes.split_last().unwrap();
                 assert!(*newline == b'\n' && !body.contains(&b'\n'));
-                let said: serde_json::Value = serde_json::from_slice(body).unwrap();
-                match said["type"].as_str().unwrap() {
+                let message: serde_json::Value = serde_json::from_slice(body).unwrap();
+                match message["type"].as_str().unwrap() {
                     "prompt" => {
                         assert!(ready && !running, "a prompt too early");
                         running = true;
                     }
                     "permission_response" => {
-                        let id = said["request_id"].as_str().unwrap();
+                        let id = message["request_id"].as_str().unwrap();
                         let known = open.remove(id);
-                        assert!(known || said["decision"] == "deny", "allowed, but not open");
+                        assert!(
+                            known || message["decision"] == "deny",
+                            "allowed, but not open"
+                        );
                     }
                     "slash" | "interrupt" => assert!(ready),
                     "shutdown" => {}

@@ -139,7 +139,7 @@ fn promises(effects: &[Effect]) {
     let mut begun: HashSet<String> = HashSet::new();
     let mut last_id = 0;
     let mut answered: HashMap<String, u32> = HashMap::new();
-    let mut asked: HashMap<String, u32> = HashMap::new();
+    let mut requested: HashMap<String, u32> = HashMap::new();
     for (at, effect) in effects.iter().enumerate() {
         match effect {
             Effect::Ready(info) => {
@@ -148,7 +148,7 @@ fn promises(effects: &[Effect]) {
             }
             Effect::PermissionRequest(ask) => {
                 assert!(running && open.insert(ask.key.id.clone()), "asked wrongly");
-                *asked.entry(ask.key.id.clone()).or_default() += 1;
+                *requested.entry(ask.key.id.clone()).or_default() += 1;
                 // Judged is what was asked: an object, or something that is denied.
                 let judged: serde_json::Value = serde_json::from_str(ask.input.get()).unwrap();
                 assert!(
@@ -161,21 +161,21 @@ fn promises(effects: &[Effect]) {
             Effect::Write(bytes) => {
                 let (newline, body) = bytes.split_last().unwrap();
                 assert!(*newline == b'\n' && !body.contains(&b'\n'));
-                let said: serde_json::Value = serde_json::from_slice(body).unwrap();
-                assert_eq!(said["jsonrpc"], "2.0");
-                let Some(method) = said["method"].as_str() else {
-                    let chosen = &said["result"]["outcome"]["optionId"];
-                    let known = open.remove(&said["id"].to_string());
+                let message: serde_json::Value = serde_json::from_slice(body).unwrap();
+                assert_eq!(message["jsonrpc"], "2.0");
+                let Some(method) = message["method"].as_str() else {
+                    let chosen = &message["result"]["outcome"]["optionId"];
+                    let known = open.remove(&message["id"].to_string());
                     let allows = chosen == "y" || chosen == "allow";
                     if known && (allows || !chosen.is_null()) {
-                        *answered.entry(said["id"].to_string()).or_default() += 1;
+                        *answered.entry(message["id"].to_string()).or_default() += 1;
                     }
                     assert!(known || !allows, "allowed, but not open");
                     assert!(chosen.is_null() || chosen == "n" || chosen == "deny" || allows);
                     continue;
                 };
                 if !["session/cancel", "$/cancel_request"].contains(&method) {
-                    assert_eq!(said["id"], last_id + 1, "ids of ours are used once");
+                    assert_eq!(message["id"], last_id + 1, "ids of ours are used once");
                     last_id += 1;
                 }
                 match method {
@@ -189,16 +189,16 @@ fn promises(effects: &[Effect]) {
                     | "session/set_config_option" => {
                         assert!(!ready);
                     }
-                    "$/ping" => assert!(ready && !running && said.get("id").is_some()),
+                    "$/ping" => assert!(ready && !running && message.get("id").is_some()),
                     "session/close" | "logout" => assert!(ready),
                     "$/cancel_request" => {
-                        assert!(!ready && said.get("id").is_none() && last_id > 1);
+                        assert!(!ready && message.get("id").is_none() && last_id > 1);
                     }
                     "session/prompt" => {
                         assert!(ready && !running, "a prompt too early");
                         (running, started) = (true, false);
                     }
-                    "session/cancel" => assert!(running && said.get("id").is_none()),
+                    "session/cancel" => assert!(running && message.get("id").is_none()),
                     other => panic!("{other:?} is not ours to say"),
                 }
             }
@@ -227,7 +227,7 @@ fn promises(effects: &[Effect]) {
     }
     for (id, times) in answered {
         assert!(
-            Some(&times) <= asked.get(&id),
+            Some(&times) <= requested.get(&id),
             "a verdict on {id} was written twice"
         );
     }

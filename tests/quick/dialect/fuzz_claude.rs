@@ -121,15 +121,15 @@ fn promises(effects: &[Effect]) {
             Effect::Write(bytes) => {
                 let (newline, body) = bytes.split_last().unwrap();
                 assert!(*newline == b'\n' && !body.contains(&b'\n'));
-                let said: serde_json::Value = serde_json::from_slice(body).unwrap();
-                match said["type"].as_str().unwrap() {
+                let message: serde_json::Value = serde_json::from_slice(body).unwrap();
+                match message["type"].as_str().unwrap() {
                     "user" => {
                         assert!(ready && !running, "a prompt too early");
                         (running, started) = (true, false);
                     }
                     "control_response" => {
-                        let id = said["response"]["request_id"].as_str().unwrap();
-                        let answer = &said["response"]["response"];
+                        let id = message["response"]["request_id"].as_str().unwrap();
+                        let answer = &message["response"]["response"];
                         let hook = answer["hookSpecificOutput"]["permissionDecision"].as_str();
                         let is_of_hook = hook.is_some() || *answer == serde_json::json!({});
                         assert!(
@@ -146,7 +146,7 @@ fn promises(effects: &[Effect]) {
                             assert!(body.ends_with(&exact), "{body} is not for {input}");
                         }
                     }
-                    "control_request" => match said["request"]["subtype"].as_str().unwrap() {
+                    "control_request" => match message["request"]["subtype"].as_str().unwrap() {
                         "initialize" => assert_eq!(at, 0),
                         "interrupt" => assert!(running),
                         "set_permission_mode" | "set_model" => assert!(!running || ready),

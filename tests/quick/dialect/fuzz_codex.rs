@@ -279,12 +279,12 @@ impl Promises {
     fn check_written_line(&mut self, bytes: &[u8]) {
         let (newline, body) = bytes.split_last().unwrap();
         assert!(*newline == b'\n' && !body.contains(&b'\n'));
-        let said: serde_json::Value = serde_json::from_slice(body).unwrap();
-        assert!(said.get("jsonrpc").is_none());
-        let Some(method) = said["method"].as_str() else {
-            let id = said["id"].to_string();
+        let message: serde_json::Value = serde_json::from_slice(body).unwrap();
+        assert!(message.get("jsonrpc").is_none());
+        let Some(method) = message["method"].as_str() else {
+            let id = message["id"].to_string();
             let known = self.open.remove(&id);
-            let decision = &said["result"]["decision"];
+            let decision = &message["result"]["decision"];
             if decision == "accept" || decision == "approved" {
                 assert!(
                     known && !self.refused.contains(&id),
@@ -294,7 +294,7 @@ impl Promises {
             } else {
                 let words = ["decline", "cancel", "abort"];
                 let is_word = decision.as_str().is_none_or(|word| words.contains(&word));
-                assert!(is_word, "{said} says more than no");
+                assert!(is_word, "{message} says more than no");
             }
             return;
         };
@@ -302,7 +302,7 @@ impl Promises {
             assert_eq!(self.last_id, 1);
             return;
         }
-        let id = said["id"].as_u64().unwrap();
+        let id = message["id"].as_u64().unwrap();
         assert_eq!(id, self.last_id + 1, "ids of ours are used once");
         self.last_id = id;
         match method {
@@ -312,10 +312,10 @@ impl Promises {
             // Sent again, it is the same turn.
             "turn/start" => {
                 assert!(self.ready && !self.started, "a prompt too early");
-                assert_eq!(said["params"]["approvalPolicy"], "untrusted");
+                assert_eq!(message["params"]["approvalPolicy"], "untrusted");
                 self.running = true;
             }
-            "turn/interrupt" => assert!(self.running && said["params"]["turnId"].is_string()),
+            "turn/interrupt" => assert!(self.running && message["params"]["turnId"].is_string()),
             "$/ping" => assert!(self.ready && !self.running),
             other => panic!("{other:?} is not ours to say"),
         }
@@ -349,9 +349,9 @@ fn opened(greeted: u8, resumed: bool) -> Conversation {
 
 #[test]
 fn a_turn_that_waits_is_begun_again_whatever_is_asked_meanwhile() {
-    let asks = b"{\"id\":0,\"method\":\"item/commandExecution/requestApproval\",\"params\":{\"threadId\":\"t\",\"turnId\":\"u\",\"itemId\":\"c\"}}\n";
+    let requests = b"{\"id\":0,\"method\":\"item/commandExecution/requestApproval\",\"params\":{\"threadId\":\"t\",\"turnId\":\"u\",\"itemId\":\"c\"}}\n";
     let busy = b"{\"id\":4,\"error\":{\"code\":-32001,\"message\":\"busy\"}}\n";
-    for lines in [[&asks[..], &busy[..]], [&busy[..], &asks[..]]] {
+    for lines in [[&requests[..], &busy[..]], [&busy[..], &requests[..]]] {
         let mut talk = opened(2, false);
         for line in lines {
             talk.chunk(line);

@@ -93,7 +93,7 @@ fn text() -> impl Strategy<Value = String> {
     (turn, kind, early, echo, unanswered, rules).prop_map(
         |(turn, kind, early, echo, unanswered, rules)| {
             let rules = rules.concat();
-            let asks = if rules.contains("\"permission\"") {
+            let requests = if rules.contains("\"permission\"") {
                 format!(
                     "[permission]\nallow = '{{\"say\": \"allow\", \"id\": \"{{id}}\"{echo}}}'\n\
                      deny = '{{\"say\": \"deny\", \"id\": \"{{id}}\", \"why\": \"{{reason}}\"}}'\n\
@@ -106,7 +106,7 @@ fn text() -> impl Strategy<Value = String> {
                 "{turn}\n{kind}\n{early}\nopen.send = '{{\"say\": \"open\"}}'\n\
                  prompt.send = '{{\"say\": \"prompt\", \"text\": \"{{prompt}}\"}}'\n\
                  cancel.send = '{{\"say\": \"cancel\"}}'\n\
-                 goodbye.send = '{{\"say\": \"goodbye\"}}'\n{asks}{rules}\
+                 goodbye.send = '{{\"say\": \"goodbye\"}}'\n{requests}{rules}\
                  [[on]]\ntype = \"end\"\nevent = \"end\"\notherwise = \"completed\"\n"
             )
         },
@@ -176,12 +176,12 @@ fn promises(effects: &[Effect]) {
             Effect::Write(bytes) => {
                 let (newline, body) = bytes.split_last().unwrap();
                 assert!(*newline == b'\n' && !body.contains(&b'\n'));
-                let said: serde_json::Value = serde_json::from_slice(body).unwrap();
-                let id = match &said["id"] {
+                let message: serde_json::Value = serde_json::from_slice(body).unwrap();
+                let id = match &message["id"] {
                     serde_json::Value::String(id) => id.clone(),
                     other => other.to_string(),
                 };
-                match said["say"].as_str().unwrap() {
+                match message["say"].as_str().unwrap() {
                     "prompt" => {
                         assert!(ready && !running, "a prompt too early");
                         running = true;

@@ -131,13 +131,13 @@ fn promises(effects: &[Effect]) {
             Effect::Write(bytes) => {
                 let (newline, body) = bytes.split_last().unwrap();
                 assert!(*newline == b'\n' && !body.contains(&b'\n'));
-                let said: serde_json::Value = serde_json::from_slice(body).unwrap();
-                assert_eq!(said["jsonrpc"], "2.0");
-                let Some(method) = said["method"].as_str() else {
-                    assert_eq!(said["error"]["code"], -32601, "nothing else is answered");
+                let message: serde_json::Value = serde_json::from_slice(body).unwrap();
+                assert_eq!(message["jsonrpc"], "2.0");
+                let Some(method) = message["method"].as_str() else {
+                    assert_eq!(message["error"]["code"], -32601, "nothing else is answered");
                     continue;
                 };
-                assert_eq!(said["id"], last_id + 1, "ids of ours are used once");
+                assert_eq!(message["id"], last_id + 1, "ids of ours are used once");
                 last_id += 1;
                 match method {
                     "rpc.handshake" => assert!(last_id <= 2),

@@ -120,10 +120,10 @@ fn promises(effects: &[Effect], runs: bool) -> usize {
             Effect::Write(bytes) => {
                 let (newline, body) = bytes.split_last().unwrap();
                 assert!(*newline == b'\n' && !body.contains(&b'\n'));
-                let said: Value = serde_json::from_slice(body).unwrap();
-                assert_eq!(said["type"], "put");
-                let content = &said["content"];
-                match said["path"].as_str().unwrap() {
+                let message: Value = serde_json::from_slice(body).unwrap();
+                assert_eq!(message["type"], "put");
+                let content = &message["content"];
+                match message["path"].as_str().unwrap() {
                     "state/lease.json" => {
                         assert_eq!(content["owner"], "marshal");
                         leased = true;

@@ -44,8 +44,11 @@ fn only_version_1_passes_and_nothing_is_written_before() {
         let mut talk = talk();
         let hello = HELLO.replace("\"protocol\":1", &format!("\"protocol\":{version}"));
         talk.chunk(format!("{hello}\n").as_bytes());
-        let told = talk.effects_text();
-        assert!(told.contains("this supervisor speaks version 1"), "{told}");
+        let effects = talk.effects_text();
+        assert!(
+            effects.contains("this supervisor speaks version 1"),
+            "{effects}"
+        );
         assert_eq!(talk.written_lines(), [""; 0]);
     }
 }
@@ -73,13 +76,13 @@ fn a_prompt_becomes_a_commands_file_and_its_result_the_end() {
         talk.command(prompt()).expect("sent");
         talk.chunk(b"{\"type\":\"output\",\"command\":\"cmd_4_w-1\",\"text\":\"1\\n\"}\n");
         talk.chunk(format!("{}\n", result(status)).as_bytes());
-        let told = talk.effects_text();
-        let end = told.lines().last().expect("an end");
-        assert!(end.contains(outcome) && end.contains("why"), "{told}");
-        assert!(told.contains("text '1"), "{told}");
+        let effects = talk.effects_text();
+        let end = effects.lines().last().expect("an end");
+        assert!(end.contains(outcome) && end.contains("why"), "{effects}");
+        assert!(effects.contains("text '1"), "{effects}");
         assert!(
-            !told.contains("passwd"),
-            "their paths are not looked at: {told}"
+            !effects.contains("passwd"),
+            "their paths are not looked at: {effects}"
         );
         // The next one has another number.
         let line = talk.command(prompt()).expect("sent");
@@ -217,9 +220,9 @@ fn what_is_not_of_the_command_is_told_and_changes_nothing() {
     talk.chunk(b"{\"type\":\"output\",\"command\":\"cmd_3_x\",\"text\":\"no\"}\n");
     talk.chunk(format!("{}\n", result("ok").replace("cmd_4_w-1", "cmd_3_x")).as_bytes());
     talk.chunk(b"{\"type\":\"moved\"}\nno JSON\n");
-    let told = talk.effects_text();
-    assert_eq!(told.matches("out_of_state").count(), 2, "{told}");
-    assert!(told.contains("bad_json"), "{told}");
+    let effects = talk.effects_text();
+    assert_eq!(effects.matches("out_of_state").count(), 2, "{effects}");
+    assert!(effects.contains("bad_json"), "{effects}");
     assert_eq!(talk.command(prompt()), Err("a turn is running".to_owned()));
     // A file that cannot be put ends what it was for.
     talk.chunk(b"{\"type\":\"refused\",\"path\":\"queue/cmd_4_w-1.json\",\"why\":\"full\"}\n");

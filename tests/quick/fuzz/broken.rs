@@ -73,9 +73,9 @@ impl Dialect for Broken {
                 // A frame says how long the read was that it came with.
                 Wrong::KnowsWhereBytesAreCut => {
                     self.kept.push(format!("{:p}", line.as_ptr()));
-                    let told = self.kept.last().cloned().unwrap_or_default();
+                    let reported = self.kept.last().cloned().unwrap_or_default();
                     out.push(Effect::Event(Event::Text {
-                        delta: told.as_str().into(),
+                        delta: reported.as_str().into(),
                     }));
                 }
                 _ => {}
@@ -84,13 +84,13 @@ impl Dialect for Broken {
         let ended = out
             .iter()
             .any(|effect| matches!(effect, Effect::Event(Event::TurnEnded { .. })));
-        let asked = out.iter().find_map(|effect| match effect {
+        let requested = out.iter().find_map(|effect| match effect {
             Effect::PermissionRequest(ask) => Some(ask.clone()),
             _ => None,
         });
         match self.wrong {
-            Wrong::AllowsByItself if asked.is_some() => out.push(allow()),
-            Wrong::AsksTwice => out.extend(asked.map(Effect::PermissionRequest)),
+            Wrong::AllowsByItself if requested.is_some() => out.push(allow()),
+            Wrong::AsksTwice => out.extend(requested.map(Effect::PermissionRequest)),
             Wrong::EndsTwice if ended => out.push(Effect::Event(Event::TurnEnded {
                 outcome: marshal_model::TurnOutcome::Completed,
                 stop_reason: None,
@@ -173,9 +173,14 @@ fn detected_fault(wrong: Wrong) -> Option<String> {
     let failed = played
         .and_then(|()| catch_unwind(AssertUnwindSafe(flooded)))
         .err()?;
-    let said = failed.downcast_ref::<String>().cloned();
+    let reported = failed.downcast_ref::<String>().cloned();
     Some(
-        said.or_else(|| failed.downcast_ref::<&str>().map(|said| (*said).to_owned()))
+        reported
+            .or_else(|| {
+                failed
+                    .downcast_ref::<&str>()
+                    .map(|reported| (*reported).to_owned())
+            })
             .unwrap_or_default(),
     )
 }
@@ -201,10 +206,12 @@ fn a_dialect_that_breaks_a_promise_is_seen() {
         (Wrong::TellsTooMuch, "effects of"),
         (Wrong::KeepsEverything, "bytes of state after a flood"),
     ] {
-        let said = detected_fault(wrong);
+        let reported = detected_fault(wrong);
         assert!(
-            said.as_ref().is_some_and(|said| said.contains(says)),
-            "{wrong:?}: {said:?}"
+            reported
+                .as_ref()
+                .is_some_and(|reported| reported.contains(says)),
+            "{wrong:?}: {reported:?}"
         );
     }
 }

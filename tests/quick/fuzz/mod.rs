@@ -140,13 +140,13 @@ fn fuzz(target: Target) {
     let seed = number("MARSHAL_FUZZ_SEED").unwrap_or_else(|| rand::rng().random());
     println!("{}: MARSHAL_FUZZ_SEED={seed}", target.as_str());
     let current = Current::default();
-    let (tell, told) = sync_channel(1);
+    let (sender, reported) = sync_channel(1);
     let worker = {
         let current = Arc::clone(&current);
-        thread::spawn(move || work(target, time, seed, &current, &|| _ = tell.try_send(())))
+        thread::spawn(move || work(target, time, seed, &current, &|| _ = sender.try_send(())))
     };
     loop {
-        match told.recv_timeout(HANGS) {
+        match reported.recv_timeout(HANGS) {
             Ok(()) => {}
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {

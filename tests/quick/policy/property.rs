@@ -51,8 +51,8 @@ fn split(text: &str) -> (String, Vec<String>) {
     let head = parts.next().expect("a beginning").to_owned();
     let rules = parts.map(|rule| {
         let lines = rule.lines();
-        let kept = lines.filter(|l| !l.starts_with("match") && !l.starts_with("not_match"));
-        kept.fold(String::new(), |text, line| text + line + "\n")
+        let stored = lines.filter(|l| !l.starts_with("match") && !l.starts_with("not_match"));
+        stored.fold(String::new(), |text, line| text + line + "\n")
     });
     (head, rules.collect())
 }

@@ -84,11 +84,11 @@ pub(super) fn prober() -> &'static Path {
                     .map(|(name, _)| name)
                     .filter(|name| **name != "prober.h"),
             );
-            let said = cc.current_dir(build.path()).output().unwrap();
+            let printed = cc.current_dir(build.path()).output().unwrap();
             assert!(
-                said.status.success(),
+                printed.status.success(),
                 "{}",
-                String::from_utf8_lossy(&said.stderr)
+                String::from_utf8_lossy(&printed.stderr)
             );
             fs::rename(build.path().join("prober"), &path).unwrap();
         }
@@ -98,8 +98,8 @@ pub(super) fn prober() -> &'static Path {
 
 /// All attempts.
 pub(super) fn attempts() -> Vec<Attempt> {
-    let said = Command::new(prober()).arg("list").output().unwrap();
-    let text = String::from_utf8(said.stdout).unwrap();
+    let printed = Command::new(prober()).arg("list").output().unwrap();
+    let text = String::from_utf8(printed.stdout).unwrap();
     let attempt = |line: &str| {
         let mut fields = line.split('\t').map(str::to_owned);
         Some(Attempt {
@@ -335,7 +335,7 @@ impl Arena {
         words.extend(decoys.told.clone());
         words.extend(more.iter().map(|&word| word.to_owned()));
         // With a descriptor that nobody closed.
-        let said = self
+        let reported = self
             .command(Path::new("/bin/sh"))
             .args(["-c", "exec 7<\"$1\"; shift; exec \"$@\"", "sh"])
             .arg(self.path("other/secret"))
@@ -343,16 +343,16 @@ impl Arena {
             .stdin(Stdio::piped())
             .output()
             .unwrap();
-        let mut outcomes = read(&String::from_utf8_lossy(&said.stdout));
-        if more.contains(&"only=memory_bomb") && said.status.code() == Some(128 + 9) {
+        let mut outcomes = read(&String::from_utf8_lossy(&reported.stdout));
+        if more.contains(&"only=memory_bomb") && reported.status.code() == Some(128 + 9) {
             // The kernel may choose any process of the group, and the prober is one.
             let word = "the agent is killed".to_owned();
             outcomes.insert("memory_bomb".to_owned(), Outcome::Blocked(word));
             return outcomes;
         }
-        let refused = String::from_utf8_lossy(&said.stderr);
+        let refused = String::from_utf8_lossy(&reported.stderr);
         if mode == SERVED
-            && said.status.code() == Some(125)
+            && reported.status.code() == Some(125)
             && refused.contains("cannot hide files")
         {
             let word = "nothing starts".to_owned();
@@ -360,11 +360,11 @@ impl Arena {
             return outcomes;
         }
         assert!(
-            said.status.success() && !outcomes.is_empty(),
+            reported.status.success() && !outcomes.is_empty(),
             "{}: {}: {}",
             column.name,
-            said.status,
-            String::from_utf8_lossy(&said.stderr)
+            reported.status,
+            String::from_utf8_lossy(&reported.stderr)
         );
         outcomes
     }
@@ -398,7 +398,7 @@ impl Arena {
             ]);
         }
         words.extend(["sh", "-c", script, "sh"].map(str::to_owned));
-        let said = Command::new("unshare")
+        let effects = Command::new("unshare")
             .args(words)
             .arg(self.path("other/secret"))
             .arg(prober_at(self))
@@ -412,11 +412,11 @@ impl Arena {
             .stdin(Stdio::null())
             .output()
             .unwrap();
-        let mut outcomes = read(&String::from_utf8_lossy(&said.stdout));
+        let mut outcomes = read(&String::from_utf8_lossy(&effects.stdout));
         assert!(
             !outcomes.is_empty(),
             "{}",
-            String::from_utf8_lossy(&said.stderr)
+            String::from_utf8_lossy(&effects.stderr)
         );
         outcomes.extend(super::terminal::control(self));
         outcomes

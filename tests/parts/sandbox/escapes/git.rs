@@ -36,11 +36,11 @@ const HOOKS: [&str; 6] = [
 
 fn git(arena: &Arena, tree: &Path, words: &[&str]) {
     let mut command = arena.command(Path::new("/usr/bin/git"));
-    let said = command.arg("-C").arg(tree).args(words).output().unwrap();
+    let printed = command.arg("-C").arg(tree).args(words).output().unwrap();
     assert!(
-        said.status.success(),
+        printed.status.success(),
         "{words:?}: {}",
-        String::from_utf8_lossy(&said.stderr)
+        String::from_utf8_lossy(&printed.stderr)
     );
 }
 
@@ -151,7 +151,7 @@ fn what_is_planted_in_a_repository_never_runs_outside() {
         }
     }
     let workspace = tree.display().to_string();
-    let said = supervise(&[
+    let reported = supervise(&[
         "sandbox",
         "exec",
         "--workspace",
@@ -164,16 +164,16 @@ fn what_is_planted_in_a_repository_never_runs_outside() {
         "--short",
     ]);
     assert!(
-        said.status.success(),
+        reported.status.success(),
         "{}",
-        String::from_utf8_lossy(&said.stderr)
+        String::from_utf8_lossy(&reported.stderr)
     );
-    assert!(!said.stdout.is_empty(), "git in the copy saw no change");
-    let said = supervise(&["run", "--local", "first", "second"]);
+    assert!(!reported.stdout.is_empty(), "git in the copy saw no change");
+    let reported = supervise(&["run", "--local", "first", "second"]);
     assert!(
-        said.status.success(),
+        reported.status.success(),
         "{}",
-        String::from_utf8_lossy(&said.stderr)
+        String::from_utf8_lossy(&reported.stderr)
     );
     let ran = fs::read_to_string(&mark).unwrap_or_default();
     assert_eq!(ran, "", "planted programs ran outside");

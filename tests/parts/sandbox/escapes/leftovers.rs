@@ -42,16 +42,16 @@ fn a_daemon_ends_with_its_sandbox() {
     let arena = Arena::new(who());
     let token = uuid::Uuid::new_v4().simple().to_string();
     let script = daemon(&token, "");
-    let said = sandbox_command(&arena, &script)
+    let printed = sandbox_command(&arena, &script)
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    assert_eq!(String::from_utf8_lossy(&said.stdout), "begun\n");
+    assert_eq!(String::from_utf8_lossy(&printed.stdout), "begun\n");
     assert_eq!(live_processes(&token), Vec::<u32>::new());
 
     // Without walls it stays.
-    let said = Command::new("sh").args(["-c", &script]).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&said.stdout), "begun\n");
+    let printed = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&printed.stdout), "begun\n");
     let begin = Instant::now();
     let mut left = live_processes(&token);
     while left.is_empty() && begin.elapsed() < CLEANUP_TIMEOUT {
@@ -69,11 +69,11 @@ fn a_process_that_holds_the_output_holds_up_nobody() {
     let arena = Arena::new(who());
     let holder = "setsid sleep 100 & echo begun";
     let begin = Instant::now();
-    let said = sandbox_command(&arena, holder)
+    let printed = sandbox_command(&arena, holder)
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    assert_eq!(String::from_utf8_lossy(&said.stdout), "begun\n");
+    assert_eq!(String::from_utf8_lossy(&printed.stdout), "begun\n");
     assert!(begin.elapsed() < CLEANUP_TIMEOUT, "{:?}", begin.elapsed());
 
     // Without walls its reader waits.

@@ -125,7 +125,7 @@ fn no_attempt_gets_out_and_the_table_says_what_stopped_each() {
 fn controls(attempts: &[arena::Attempt], wrong: &mut Vec<String>) -> BTreeMap<String, String> {
     let as_root = Arena::new(Who::Root).control();
     let as_user = Arena::new(Who::User).control();
-    let mut told = BTreeMap::new();
+    let mut reported = BTreeMap::new();
     let mut through = 0;
     for attempt in attempts {
         let (outcome, word) = match attempt.control.as_str() {
@@ -133,7 +133,7 @@ fn controls(attempts: &[arena::Attempt], wrong: &mut Vec<String>) -> BTreeMap<St
             "permission" => (as_root.get(&attempt.name), "past the check"),
             "user" => (as_user.get(&attempt.name), "as a user"),
             _ => {
-                told.insert(attempt.name.clone(), "none".to_owned());
+                reported.insert(attempt.name.clone(), "none".to_owned());
                 continue;
             }
         };
@@ -150,10 +150,10 @@ fn controls(attempts: &[arena::Attempt], wrong: &mut Vec<String>) -> BTreeMap<St
                 continue;
             }
         };
-        told.insert(attempt.name.clone(), word);
+        reported.insert(attempt.name.clone(), word);
     }
     if through < CONTROLS {
         wrong.push(format!("only {through} controls got through"));
     }
-    told
+    reported
 }

@@ -36,8 +36,8 @@ pub(super) fn compare(
             }
         };
         check("what", 1, &attempt.what);
-        if let Some(told) = controls.and_then(|controls| controls.get(&attempt.name)) {
-            check("control", 2, told);
+        if let Some(reported) = controls.and_then(|controls| controls.get(&attempt.name)) {
+            check("control", 2, reported);
         }
         for (place, column) in COLUMNS.iter().enumerate() {
             let outcome = columns

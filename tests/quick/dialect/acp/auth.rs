@@ -63,26 +63,26 @@ fn a_login_in_a_terminal_and_one_that_is_not_offered_need_a_person() {
 #[test]
 fn a_session_that_is_refused_without_a_login_tells_which_there_are() {
     let error = r#""error":{"code":-32000,"message":"Authentication required"}"#;
-    let said = |acp: AcpSettings, replies: &str| {
+    let reported = |acp: AcpSettings, replies: &str| {
         let mut talk = talk_with(acp);
         for line in format!("{}\n{replies}", greeting()).lines() {
             talk.chunk(format!("{}\n", &line[2..]).as_bytes());
         }
         match talk.effects.last() {
-            Some(Effect::ChannelFailed(ChannelError::NeedsSetup(said))) => said.clone(),
+            Some(Effect::ChannelFailed(ChannelError::NeedsSetup(reported))) => reported.clone(),
             other => panic!("{other:?}"),
         }
     };
-    let without = said(AcpSettings::default(), &format!("< {{\"id\":2,{error}}}"));
+    let without = reported(AcpSettings::default(), &format!("< {{\"id\":2,{error}}}"));
     for part in [
         "it offers: chat (Chat login), setup (Set up, in a terminal), key",
         "set auth",
     ] {
         assert!(without.contains(part), "{without}");
     }
-    let failed = said(wants("chat"), &format!("< {{\"id\":2,{error}}}"));
+    let failed = reported(wants("chat"), &format!("< {{\"id\":2,{error}}}"));
     assert!(failed.contains("the login chat failed"), "{failed}");
-    let with = said(
+    let with = reported(
         wants("chat"),
         &format!("< {{\"id\":2,\"result\":{{}}}}\n< {{\"id\":3,{error}}}"),
     );

@@ -29,10 +29,10 @@ fn offering() -> Conversation {
 
 /// What came of a script in a running turn, from there on.
 fn in_turn(script: &str) -> Vec<String> {
-    let told = clean(&played(offering(), &format!("{OPEN}{TURN}{script}")));
+    let effects = clean(&played(offering(), &format!("{OPEN}{TURN}{script}")));
     let from = clean(TURN_SAYS);
-    let at = told.iter().position(|line| *line == from[0]);
-    told[at.unwrap() + 1..].to_vec()
+    let at = effects.iter().position(|line| *line == from[0]);
+    effects[at.unwrap() + 1..].to_vec()
 }
 
 #[track_caller]
@@ -60,14 +60,14 @@ fn error(id: u64, code: i32, message: &str) -> String {
 
 #[test]
 fn what_a_pool_offers_is_advertised_and_nothing_else() {
-    let told = clean(&offering().effects_text());
+    let effects = clean(&offering().effects_text());
     let all = r#""fs":{"readTextFile":true,"writeTextFile":true},"terminal":true"#;
-    assert!(told[0].contains(all), "{told:?}");
+    assert!(effects[0].contains(all), "{effects:?}");
     // Without an offer each is a method that is not there.
     let plain = Conversation::new(DialectName::Acp);
-    let told = played(plain, &format!("{OPEN}{TURN}{}", read(0)));
-    assert!(told.contains("\"code\":-32601"), "{told}");
-    assert!(!told.contains("client 0"), "{told}");
+    let effects = played(plain, &format!("{OPEN}{TURN}{}", read(0)));
+    assert!(effects.contains("\"code\":-32601"), "{effects}");
+    assert!(!effects.contains("client 0"), "{effects}");
 }
 
 #[test]
@@ -111,8 +111,12 @@ fn of_a_text_to_write_the_record_has_length_and_digest() {
         "fs/write_text_file",
         &format!(r#""path":"/workspace/a","content":"{long}""#),
     );
-    let told = in_turn(&write);
-    assert!(told[0].contains("\"code\":-32602"), "{}", &told[0][..200]);
+    let reported = in_turn(&write);
+    assert!(
+        reported[0].contains("\"code\":-32602"),
+        "{}",
+        &reported[0][..200]
+    );
 }
 
 #[test]
@@ -171,10 +175,10 @@ fn what_cannot_be_read_or_is_for_another_session_is_refused() {
         check(&request(0, "fs/read_text_file", params), &expect);
     }
     let other = r#"< {"id":0,"method":"fs/read_text_file","params":{"sessionId":"s-2","path":"/workspace/a"}}"#;
-    let said = "Resource not found: the session is not open here";
+    let expected = "Resource not found: the session is not open here";
     check(
         other,
-        &format!("bad unknown_id\n{}", error(0, -32002, said)),
+        &format!("bad unknown_id\n{}", error(0, -32002, expected)),
     );
     let none = r#"< {"id":0,"method":"fs/read_text_file","params":{"path":"/workspace/a"}}"#;
     check(
@@ -185,25 +189,25 @@ fn what_cannot_be_read_or_is_for_another_session_is_refused() {
 
 #[test]
 fn outside_of_a_turn_only_terminals_that_are_there_are_served() {
-    let told = clean(&played(offering(), &format!("{OPEN}{}", read(0))));
-    let said = "no turn is running: file requests and new terminals need a running turn";
+    let effects = clean(&played(offering(), &format!("{OPEN}{}", read(0))));
+    let expected = "no turn is running: file requests and new terminals need a running turn";
     assert_eq!(
-        told[told.len() - 2..],
-        ["bad out_of_state".to_owned(), error(0, -32600, said)]
+        effects[effects.len() - 2..],
+        ["bad out_of_state".to_owned(), error(0, -32600, expected)]
     );
     let kill = request(0, "terminal/kill", r#""terminalId":"terminal-1""#);
-    let told = clean(&played(offering(), &format!("{OPEN}{kill}")));
-    assert_eq!(told.last().unwrap(), "client 0 terminal/kill -");
+    let effects = clean(&played(offering(), &format!("{OPEN}{kill}")));
+    assert_eq!(effects.last().unwrap(), "client 0 terminal/kill -");
     let early = clean(&played(
         offering(),
         "< {\"id\":1,\"result\":{\"protocolVersion\":1}}\n< {\"id\":9,\"method\":\"fs/read_text_file\",\"params\":{\"sessionId\":\"s\",\"path\":\"/a\"}}",
     ));
-    let said = "no session is open for this request";
-    assert_eq!(*early.last().unwrap(), error(9, -32600, said));
+    let expected = "no session is open for this request";
+    assert_eq!(*early.last().unwrap(), error(9, -32600, expected));
     // In a turn that was cancelled nothing new begins.
-    let told = in_turn(&format!("> cancel\n{}\n{kill}", read(5)));
+    let effects = in_turn(&format!("> cancel\n{}\n{kill}", read(5)));
     assert_eq!(
-        told[1..],
+        effects[1..],
         [
             error(5, -32800, "the turn was cancelled"),
             "client 0 terminal/kill -".to_owned()
@@ -218,21 +222,24 @@ fn a_command_is_not_even_read_when_it_is_too_long_to_be_judged() {
         let params = format!(r#""command":"ls","args":[{args}]"#);
         request(0, "terminal/create", &params)
     };
-    let said = format!("the parameters are longer than {PERMISSION_INPUT_BYTES} bytes");
-    let told = in_turn(&create(2_000_000));
-    assert_eq!(told, [error(0, -32602, &said)]);
-    let told = in_turn(&create(1000));
-    assert!(told[1].starts_with("client 0 terminal/create "), "{told:?}");
+    let expected = format!("the parameters are longer than {PERMISSION_INPUT_BYTES} bytes");
+    let reported = in_turn(&create(2_000_000));
+    assert_eq!(reported, [error(0, -32602, &expected)]);
+    let reported = in_turn(&create(1000));
+    assert!(
+        reported[1].starts_with("client 0 terminal/create "),
+        "{reported:?}"
+    );
 }
 
 #[test]
 fn an_id_is_used_up_whatever_it_was_used_for() {
-    let asked = r#"< {"id":0,"method":"session/request_permission","params":{"sessionId":"s-1","toolCall":{"toolCallId":"t-1","title":"ls","rawInput":{"command":"ls"}},"options":[{"optionId":"y","name":"Yes","kind":"allow_once"},{"optionId":"n","name":"No","kind":"reject_once"}]}}"#;
-    let said = "a request with this id was sent before";
-    let told = in_turn(&format!("{asked}\n> allow 0\n{}", read(0)));
-    let last = told.len() - 2;
-    let expect = ["bad duplicate_id".to_owned(), error(0, -32600, said)];
-    assert_eq!(told[last..], expect, "{told:?}");
+    let requested = r#"< {"id":0,"method":"session/request_permission","params":{"sessionId":"s-1","toolCall":{"toolCallId":"t-1","title":"ls","rawInput":{"command":"ls"}},"options":[{"optionId":"y","name":"Yes","kind":"allow_once"},{"optionId":"n","name":"No","kind":"reject_once"}]}}"#;
+    let expected = "a request with this id was sent before";
+    let reported = in_turn(&format!("{requested}\n> allow 0\n{}", read(0)));
+    let last = reported.len() - 2;
+    let expect = ["bad duplicate_id".to_owned(), error(0, -32600, expected)];
+    assert_eq!(reported[last..], expect, "{reported:?}");
 }
 
 #[test]
@@ -240,7 +247,7 @@ fn an_answer_is_for_one_request_even_if_its_id_was_forgotten_and_used_again() {
     let mut talk = offering();
     for line in format!("{OPEN}{TURN}").lines().map(str::trim) {
         match line.split_at_checked(2) {
-            Some(("< ", said)) => talk.chunk(format!("{said}\n").as_bytes()),
+            Some(("< ", expected)) => talk.chunk(format!("{expected}\n").as_bytes()),
             Some(("> ", _)) => drop(talk.command(Command::Prompt {
                 text: "p".into(),
                 attachments: Arc::default(),
@@ -248,9 +255,9 @@ fn an_answer_is_for_one_request_even_if_its_id_was_forgotten_and_used_again() {
             _ => {}
         }
     }
-    let mut say = |said: &str| {
+    let mut say = |expected: &str| {
         let before = talk.effects.len();
-        talk.chunk(format!("{}\n", said.trim_start_matches("< ")).as_bytes());
+        talk.chunk(format!("{}\n", expected.trim_start_matches("< ")).as_bytes());
         let mut keys = talk.effects[before..]
             .iter()
             .filter_map(|effect| match effect {
@@ -276,9 +283,9 @@ fn an_answer_is_for_one_request_even_if_its_id_was_forgotten_and_used_again() {
     assert!(talk.command(answer(&second)).is_ok());
     // While it is open an id is never taken again, however much came between.
     let mut talk = talk;
-    let mut say = |said: &str| {
+    let mut say = |expected: &str| {
         let before = talk.effects.len();
-        talk.chunk(format!("{}\n", said.trim_start_matches("< ")).as_bytes());
+        talk.chunk(format!("{}\n", expected.trim_start_matches("< ")).as_bytes());
         talk.effects.len() - before
     };
     say(&read(9));
@@ -287,35 +294,35 @@ fn an_answer_is_for_one_request_even_if_its_id_was_forgotten_and_used_again() {
         say(&withdraw(9000 + id));
     }
     say(&read(9));
-    let said = "a request with this id was sent before";
+    let expected = "a request with this id was sent before";
     let told = clean(&talk.effects_text());
-    assert_eq!(*told.last().unwrap(), error(9, -32600, said));
+    assert_eq!(*told.last().unwrap(), error(9, -32600, expected));
 }
 
 #[test]
 fn an_id_that_comes_twice_ends_both_requests() {
-    let said = "a request with this id was sent before";
+    let expected = "a request with this id was sent before";
     check(
         &format!("{}\n{}", read(0), read(0)),
         &format!(
             "turn started -\n{READ_WANTED}\nbad duplicate_id\nwithdrawn 0\nbad duplicate_id\n{}",
-            error(0, -32600, said)
+            error(0, -32600, expected)
         ),
     );
     // An answered id is used up as well.
     let again = in_turn(&format!("{}\n> text 0 x\n{}", read(0), read(0)));
     assert_eq!(
         again[3..],
-        ["bad duplicate_id".to_owned(), error(0, -32600, said)]
+        ["bad duplicate_id".to_owned(), error(0, -32600, expected)]
     );
 }
 
 #[test]
 fn a_request_that_is_withdrawn_is_answered_as_cancelled_and_no_more() {
     let withdraw = r#"< {"method":"$/cancel_request","params":{"requestId":0}}"#;
-    let told = in_turn(&format!("{}\n{withdraw}\n> text 0 late", read(0)));
+    let reported = in_turn(&format!("{}\n{withdraw}\n> text 0 late", read(0)));
     assert_eq!(
-        told[2..],
+        reported[2..],
         [
             "withdrawn 0".to_owned(),
             error(0, -32800, "the request was cancelled"),
@@ -327,11 +334,11 @@ fn a_request_that_is_withdrawn_is_answered_as_cancelled_and_no_more() {
 #[test]
 fn open_requests_and_their_text_are_bounded() {
     let many: Vec<String> = (0..=OPEN_PERMISSION_REQUESTS as u64).map(read).collect();
-    let told = in_turn(&many.join("\n"));
-    let said = "too many requests are open at the same time";
+    let reported = in_turn(&many.join("\n"));
+    let expected = "too many requests are open at the same time";
     assert_eq!(
-        *told.last().unwrap(),
-        error(OPEN_PERMISSION_REQUESTS as u64, -32603, said)
+        *reported.last().unwrap(),
+        error(OPEN_PERMISSION_REQUESTS as u64, -32603, expected)
     );
     let text = "x".repeat(CLIENT_FILE_BYTES);
     let write = |id| {
@@ -339,14 +346,14 @@ fn open_requests_and_their_text_are_bounded() {
         request(id, "fs/write_text_file", &params)
     };
     let five: Vec<String> = (0..5).map(write).collect();
-    let told = in_turn(&five.join("\n"));
-    let said = "too much text is waiting to be written";
-    assert_eq!(*told.last().unwrap(), error(4, -32603, said));
+    let reported = in_turn(&five.join("\n"));
+    let expected = "too much text is waiting to be written";
+    assert_eq!(*reported.last().unwrap(), error(4, -32603, expected));
     // What was answered makes room.
-    let told = in_turn(&format!("{}\n> done 0\n{}", five[..4].join("\n"), five[4]));
+    let reported = in_turn(&format!("{}\n> done 0\n{}", five[..4].join("\n"), five[4]));
     assert!(
-        told.last().unwrap().starts_with("client 4 "),
+        reported.last().unwrap().starts_with("client 4 "),
         "{}",
-        told.len()
+        reported.len()
     );
 }

@@ -135,9 +135,9 @@ fn the_end_of_stdout_and_a_line_without_end_close_the_channel() {
     );
     let mut talk = Conversation::new(DialectName::Acp);
     talk.chunk(&vec![b'x'; marshal_model::limits::LINE_BYTES + 2]);
-    let told = talk.effects_text();
+    let effects = talk.effects_text();
     assert!(
-        told.contains("bad too_long xxx")
-            && told.contains("fault the agent wrote a line of more than")
+        effects.contains("bad too_long xxx")
+            && effects.contains("fault the agent wrote a line of more than")
     );
 }

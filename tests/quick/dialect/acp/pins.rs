@@ -219,11 +219,11 @@ fn a_session_that_opens_in_a_mode_that_skips_questions_is_refused_unless_that_is
 
 #[test]
 fn options_that_say_that_it_asks_are_no_reason_to_refuse_it() {
-    let asks = new(
+    let requests = new(
         r#""configOptions":[{"id":"auto_approve","currentValue":"off"},{"id":"auto_approve_reads","currentValue":false},{"id":"require_approval","currentValue":true},{"id":"approval_policy","currentValue":"untrusted"},{"id":"m","name":"Agent","category":"mode","currentValue":"code"},{"id":"fast","currentValue":false}]"#,
     );
     let mut talk = talk_with(AcpSettings::default());
-    for line in asks.lines() {
+    for line in requests.lines() {
         talk.chunk(format!("{}\n", &line[2..]).as_bytes());
     }
     assert!(

@@ -79,8 +79,9 @@ fn a_denial_is_told_before_the_next_prompt_once_unless_nobody_wants_that() {
             report_denials,
             ..AcpSettings::default()
         };
-        let told = played(opened(talk_with(acp), ""), &turns);
-        told.lines()
+        let effects = played(opened(talk_with(acp), ""), &turns);
+        effects
+            .lines()
             .filter_map(|line| line.strip_prefix("write "))
             .filter(|line| line.contains("session/prompt"))
             .map(|line| serde_json::from_str::<Value>(line).unwrap()["params"]["prompt"].clone())
@@ -117,7 +118,7 @@ fn a_denial_whose_prompt_was_not_taken_is_told_before_the_next_one() {
     let prompts = |more: &str| {
         let mut talk = opened(talk_with(AcpSettings::default()), "");
         let _ = play(&mut talk, &format!("{denied}{more}"));
-        let blocks = |said: &Value| said["params"]["prompt"].as_array().map_or(0, Vec::len);
+        let blocks = |reported: &Value| reported["params"]["prompt"].as_array().map_or(0, Vec::len);
         let blocks: Vec<_> = written_messages(&talk, "session/prompt")
             .iter()
             .map(blocks)
@@ -168,12 +169,12 @@ fn answers_have_the_form_that_the_pool_says() {
                 permission_reply: form,
                 ..AcpSettings::default()
             };
-            let told = played(
+            let effects = played(
                 opened(talk_with(acp), ""),
                 &format!("> prompt p\n{ASK}\n> {what}"),
             );
             let answer = format!(r#"write {{"jsonrpc":"2.0","id":7,"result":{result}}}"#);
-            assert!(told.contains(&answer), "{answer} is not in {told}");
+            assert!(effects.contains(&answer), "{answer} is not in {effects}");
         }
     }
 }

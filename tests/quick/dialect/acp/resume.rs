@@ -107,15 +107,18 @@ fn a_list_without_end_is_given_up() {
         resume: Some("s-1".into()),
         ..OpenParams::default()
     };
-    let told =
+    let effects =
         crate::dialect::script::played(Conversation::opened(DialectName::Acp, &opening), &script);
-    let last = told.lines().last().unwrap();
+    let last = effects.lines().last().unwrap();
     assert_eq!(
         last,
         "fault the agent cannot resume its session: s-1 is not in the first pages of its list of sessions"
     );
-    let asked = told.lines().filter(|line| line.contains("session/list"));
-    assert_eq!(asked.count(), marshal_model::limits::SESSION_PAGES as usize);
+    let requested = effects.lines().filter(|line| line.contains("session/list"));
+    assert_eq!(
+        requested.count(),
+        marshal_model::limits::SESSION_PAGES as usize
+    );
 }
 
 #[test]
@@ -242,10 +245,10 @@ fn a_past_without_end_does_not_keep_the_session_for_ever() {
         resume: Some("s-1".into()),
         ..OpenParams::default()
     };
-    let told =
+    let effects =
         crate::dialect::script::played(Conversation::opened(DialectName::Acp, &opening), &script);
-    assert!(told.contains("ready protocol=1"), "{told}");
-    assert!(!told.contains("text 'x'"), "{told}");
+    assert!(effects.contains("ready protocol=1"), "{effects}");
+    assert!(!effects.contains("text 'x'"), "{effects}");
 }
 
 /// A load whose past and reply leave the session in a mode that skips questions, or may do so.
@@ -259,27 +262,28 @@ fn what_an_agent_says_of_its_mode_while_it_loads_counts() {
     let by_option = update(
         r#""sessionUpdate":"config_option_update","configOptions":[{"id":"mode","category":"mode","currentValue":"yolo"}]"#,
     );
-    let asks = r#"< {"id":3,"result":{"modes":{"currentModeId":"default","availableModes":[]}}}"#;
+    let request_list =
+        r#"< {"id":3,"result":{"modes":{"currentModeId":"default","availableModes":[]}}}"#;
     let nothing = r#"< {"id":3,"result":null}"#;
     for script in [
-        format!("{asks}\n{}", by_mode("yolo")),
-        format!("{asks}\n{by_option}"),
+        format!("{request_list}\n{}", by_mode("yolo")),
+        format!("{request_list}\n{by_option}"),
         format!("{}\n{nothing}", by_mode("yolo")),
         format!("{by_option}\n{nothing}"),
         format!("{nothing}\n{}", by_mode("yolo")),
     ] {
         let script = format!("{SESSION_LIST}\n{script}\n~ 250");
-        let told = crate::dialect::script::played(resumed(AcpSettings::default()), &script);
-        let last = told.lines().last().unwrap();
-        assert!(last.contains("skips permission requests"), "{told}");
-        assert!(!told.contains("\nready"), "{told}");
+        let effects = crate::dialect::script::played(resumed(AcpSettings::default()), &script);
+        let last = effects.lines().last().unwrap();
+        assert!(last.contains("skips permission requests"), "{effects}");
+        assert!(!effects.contains("\nready"), "{effects}");
     }
     // What the reply says is newer than what came before it.
-    let script = format!("{SESSION_LIST}\n{}\n{asks}\n~ 250", by_mode("yolo"));
-    let told = crate::dialect::script::played(resumed(AcpSettings::default()), &script);
+    let script = format!("{SESSION_LIST}\n{}\n{request_list}\n~ 250", by_mode("yolo"));
+    let effects = crate::dialect::script::played(resumed(AcpSettings::default()), &script);
     assert!(
-        told.contains("ready protocol=1 session='s-1' mode='default'"),
-        "{told}"
+        effects.contains("ready protocol=1 session='s-1' mode='default'"),
+        "{effects}"
     );
 }
 
@@ -295,24 +299,24 @@ fn a_mode_is_set_of_a_session_of_which_nothing_is_said() {
     };
     let loaded = format!("{SESSION_LIST}\n< {{\"id\":3,\"result\":null}}\n~ 250");
     let taken = format!("{loaded}\n< {{\"id\":4,\"result\":{{}}}}");
-    let told = crate::dialect::script::played(wants(), &taken);
+    let effects = crate::dialect::script::played(wants(), &taken);
     assert!(
-        told.contains(
+        effects.contains(
             r#""method":"session/set_mode","params":{"sessionId":"s-1","modeId":"plan"}"#
         ),
-        "{told}"
+        "{effects}"
     );
     assert!(
-        told.contains("ready protocol=1 session='s-1' mode='plan'"),
-        "{told}"
+        effects.contains("ready protocol=1 session='s-1' mode='plan'"),
+        "{effects}"
     );
     let refused =
         format!("{loaded}\n< {{\"id\":4,\"error\":{{\"code\":-32602,\"message\":\"no\"}}}}");
-    let told = crate::dialect::script::played(wants(), &refused);
-    let last = told.lines().last().unwrap();
+    let effects = crate::dialect::script::played(wants(), &refused);
+    let last = effects.lines().last().unwrap();
     assert!(
         last.contains("cannot resume its session") && last.contains("-32602"),
-        "{told}"
+        "{effects}"
     );
 }
 

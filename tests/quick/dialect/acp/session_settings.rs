@@ -20,23 +20,23 @@ fn after(skips: bool, script: &str) -> String {
 }
 
 #[track_caller]
-fn has(told: &str, parts: &[&str]) {
-    let mut rest = told;
+fn has(reported: &str, parts: &[&str]) {
+    let mut rest = reported;
     for part in parts {
         let at = rest.find(part);
-        let at = at.unwrap_or_else(|| panic!("no {part:?} in this order in:\n{told}"));
+        let at = at.unwrap_or_else(|| panic!("no {part:?} in this order in:\n{reported}"));
         rest = &rest[at + part.len()..];
     }
 }
 
 #[test]
 fn a_mode_is_set_by_its_own_request_and_known_when_the_agent_took_it() {
-    let told = after(
+    let reported = after(
         false,
         "> mode plan\n> mode default\n< {\"id\":3,\"result\":{}}",
     );
     has(
-        &told,
+        &reported,
         &[
             r#""id":3,"method":"session/set_mode","params":{"sessionId":"s-1","modeId":"plan"}"#,
             "plan",
@@ -46,21 +46,21 @@ fn a_mode_is_set_by_its_own_request_and_known_when_the_agent_took_it() {
     );
     // What it is already needs no request.
     assert!(after(false, "> mode default").starts_with("set\n"));
-    let told = after(
+    let reported = after(
         false,
         "> mode plan\n< {\"id\":3,\"error\":{\"code\":-32603,\"message\":\"no way\"}}\n> mode plan",
     );
-    has(&told, &["not set: ", "no way", r#""id":4,"#]);
+    has(&reported, &["not set: ", "no way", r#""id":4,"#]);
 }
 
 #[test]
 fn what_skips_asks_is_refused_before_a_word_of_it_is_written() {
     for wanted in ["mode m4", "option approvals yolo", "option auto_approve on"] {
-        let told = after(false, &format!("> {wanted}"));
-        assert!(!told.contains("write"), "{told}");
-        has(&told, &["refused", "skips permission requests"]);
-        let told = after(true, &format!("> {wanted}"));
-        has(&told, &["write", "session/set_"]);
+        let reported = after(false, &format!("> {wanted}"));
+        assert!(!reported.contains("write"), "{reported}");
+        has(&reported, &["refused", "skips permission requests"]);
+        let reported = after(true, &format!("> {wanted}"));
+        has(&reported, &["write", "session/set_"]);
     }
     for (wanted, part) in [
         ("mode nope", "there are: default, plan"),
@@ -69,9 +69,9 @@ fn what_skips_asks_is_refused_before_a_word_of_it_is_written() {
         ("option fast x", "is true or false"),
         ("option llm on", "is not true or false"),
     ] {
-        let told = after(false, &format!("> {wanted}"));
-        assert!(!told.contains("write"), "{told}");
-        has(&told, &["refused", part]);
+        let reported = after(false, &format!("> {wanted}"));
+        assert!(!reported.contains("write"), "{reported}");
+        has(&reported, &["refused", part]);
     }
 }
 
@@ -82,16 +82,16 @@ fn an_option_is_what_the_agent_says_it_is_then() {
             r#"< {{"id":{id},"result":{{"configOptions":[{{"id":"llm","category":"model","type":"select","currentValue":"{value}","options":[{{"value":"a"}},{{"value":"b"}}]}}]}}}}"#
         )
     };
-    let told = after(false, &format!("> option llm b\n{}", reply(3, "b")));
-    has(&told, &[r#""configId":"llm","value":"b""#, "set\n"]);
-    let told = after(false, &format!("> option llm b\n{}", reply(3, "a")));
-    has(&told, &["not set: ", "reports another value"]);
+    let reported = after(false, &format!("> option llm b\n{}", reply(3, "b")));
+    has(&reported, &[r#""configId":"llm","value":"b""#, "set\n"]);
+    let reported = after(false, &format!("> option llm b\n{}", reply(3, "a")));
+    has(&reported, &["not set: ", "reports another value"]);
 }
 
 #[test]
 fn an_agent_that_takes_the_chance_to_skip_asks_ends() {
     let reply = r#"< {"id":3,"result":{"configOptions":[{"id":"approvals","type":"select","currentValue":"yolo","options":[{"value":"yolo"}]}]}}"#;
-    let told = after(false, &format!("> mode plan\n{reply}"));
-    has(&told, &["fault", "skips permission requests"]);
-    assert!(!told.contains("\nset"), "{told}");
+    let reported = after(false, &format!("> mode plan\n{reply}"));
+    has(&reported, &["fault", "skips permission requests"]);
+    assert!(!reported.contains("\nset"), "{reported}");
 }

@@ -9,16 +9,16 @@ use marshal_model::{Event, UntrustedText};
 
 #[test]
 fn a_turn_begins_with_the_first_thing_that_comes_of_it_and_ends_with_its_reply() {
-    let said = |tag: &str, text: &str| {
+    let reported = |tag: &str, text: &str| {
         update(&format!(
             r#""sessionUpdate":"{tag}","content":{{"type":"text","text":"{text}"}}"#
         ))
     };
     let script = [
         update(r#""sessionUpdate":"usage_update","used":5,"size":9,"cost":{"amount":0.5,"currency":"USD"}"#),
-        said("agent_thought_chunk", "hm"),
-        said("agent_message_chunk", ""),
-        said("agent_message_chunk", "hi"),
+        reported("agent_thought_chunk", "hm"),
+        reported("agent_message_chunk", ""),
+        reported("agent_message_chunk", "hi"),
         r#"> prompt second
            < {"id":3,"result":{"stopReason":"end_turn","usage":{"inputTokens":3,"outputTokens":4,"totalTokens":7}}}
            > prompt third"#.to_owned(),
@@ -207,11 +207,11 @@ fn misshapen_updates_are_bad_lines() {
     ] {
         let line = update(fields);
         let head: String = line[2..].chars().take(60).collect();
-        let told = crate::dialect::script::played(
+        let effects = crate::dialect::script::played(
             Conversation::new(DialectName::Acp),
             &format!("{OPEN}{TURN}{line}"),
         );
-        let last = told.lines().last().unwrap();
+        let last = effects.lines().last().unwrap();
         assert!(
             last.starts_with("bad bad_shape"),
             "{fields}: {last} for {head}"

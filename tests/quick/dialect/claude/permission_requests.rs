@@ -241,12 +241,12 @@ fn what_is_too_large_is_asked_and_never_allowed() {
         "x".repeat(limits::PERMISSION_INPUT_BYTES)
     );
     let talk = Conversation::opened(DialectName::Claude, &opening());
-    let told = played(
+    let effects = played(
         talk,
         &format!("{READY}{TURN}{}\n> allow r-1", ask("r-1", &input)),
     );
-    assert!(told.contains(" no_allow\n"));
-    assert!(told.ends_with(&format!(
+    assert!(effects.contains(" no_allow\n"));
+    assert!(effects.ends_with(&format!(
         "{}\n",
         denied("r-1", "the call is too large to be evaluated")
     )));
@@ -260,8 +260,13 @@ fn it_does_not_ask_without_end() {
         script.push('\n');
     }
     let talk = Conversation::opened(DialectName::Claude, &opening());
-    let told = played(talk, &script);
-    let count = |begins: &str| told.lines().filter(|line| line.starts_with(begins)).count();
+    let effects = played(talk, &script);
+    let count = |begins: &str| {
+        effects
+            .lines()
+            .filter(|line| line.starts_with(begins))
+            .count()
+    };
     assert_eq!(count("ask r-"), limits::OPEN_PERMISSION_REQUESTS);
     assert_eq!(
         count("bad too_many_asks"),
@@ -272,6 +277,6 @@ fn it_does_not_ask_without_end() {
         count("fault the agent keeps sending requests"),
         1,
         "{}",
-        told.len()
+        effects.len()
     );
 }

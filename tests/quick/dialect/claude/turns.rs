@@ -303,10 +303,12 @@ fn goodbye_closes_the_input_and_nothing_is_written_after_it() {
 fn too_many_lines_that_are_no_messages_are_another_program() {
     let talk = Conversation::opened(DialectName::Claude, &opening());
     let most = limits::BAD_LINES as usize;
-    let told = played(talk, &"< hello\n".repeat(most + 5));
-    let bad = told.lines().filter(|line| line.starts_with("bad bad_json"));
+    let effects = played(talk, &"< hello\n".repeat(most + 5));
+    let bad = effects
+        .lines()
+        .filter(|line| line.starts_with("bad bad_json"));
     assert_eq!(bad.count(), most + 1);
-    assert!(told.ends_with(&format!(
+    assert!(effects.ends_with(&format!(
         "fault more than {most} lines on the agent's stdout were not messages\n"
     )));
 }
@@ -315,12 +317,12 @@ fn too_many_lines_that_are_no_messages_are_another_program() {
 fn a_line_that_is_too_long_ends_the_channel() {
     let talk = Conversation::opened(DialectName::Claude, &opening());
     let long = "x".repeat(limits::LINE_BYTES + 1);
-    let told = played(talk, &format!("{READY}\n< {long}\n> prompt p"));
+    let effects = played(talk, &format!("{READY}\n< {long}\n> prompt p"));
     let cap = limits::LINE_BYTES;
-    assert!(told.contains(&format!(
+    assert!(effects.contains(&format!(
         "fault the agent wrote a line of more than {cap} bytes\n"
     )));
-    assert!(told.ends_with("refused prompt p: the channel is closed\n"));
+    assert!(effects.ends_with("refused prompt p: the channel is closed\n"));
 }
 
 #[test]

@@ -65,8 +65,8 @@ fn a_denial_is_explained_before_the_next_prompt() {
                write {{"id":5,"method":"turn/start","params":{{"threadId":"t-1","approvalPolicy":"untrusted","approvalsReviewer":"user","input":[{input}{{"type":"text","text":"q"}}]}}}}"#
         )
     };
-    let told = r##"{"type":"text","text":"# Before this prompt, these requests of yours were denied:\n# - /bin/bash -lc 'mkdir a': not here\n"},"##;
-    check_opened(&opening(CodexSettings::default()), &script, &says(told));
+    let expected = r##"{"type":"text","text":"# Before this prompt, these requests of yours were denied:\n# - /bin/bash -lc 'mkdir a': not here\n"},"##;
+    check_opened(&opening(CodexSettings::default()), &script, &says(expected));
     let silent = CodexSettings {
         reports_denials: false,
         ..CodexSettings::default()
@@ -177,8 +177,8 @@ fn a_command_that_is_not_what_was_told_is_never_allowed() {
 #[test]
 fn what_nobody_knows_of_a_command_stays_in_what_is_judged() {
     let with = |from: &str, to: &str, more: &str, says: &str| {
-        let asked = asks(more).replace(from, to);
-        check_turn(&asked, says);
+        let requested = asks(more).replace(from, to);
+        check_turn(&requested, says);
     };
     with(
         "\"local\"",
@@ -318,10 +318,10 @@ fn changes_that_are_not_known_are_never_allowed() {
         &format!("bad bad_shape\n{unknown}"),
     );
     let over = CHANGE.replace("item/started", "item/completed");
-    let told = check_over();
+    let reported = check_over();
     check_turn(
         &format!("{over}\n{}\n> allow \"q\"", asks_to_change("")),
-        &format!("{told}bad bad_shape\n{unknown}"),
+        &format!("{reported}bad bad_shape\n{unknown}"),
     );
     check_turn(
         &format!(
@@ -458,16 +458,16 @@ fn whatever_else_it_asks_for_it_gets_nothing() {
 #[test]
 fn the_older_requests_are_judged_by_what_they_say_themselves() {
     let command = r#"< {"id":1,"method":"execCommandApproval","params":{"conversationId":"t-1","callId":"o","command":["bash","-lc","ls > x"],"cwd":"/w","parsedCmd":[],"reason":null}}"#;
-    let asked = r#"ask 1 'commandExecution' {"call":{"command":["bash","-lc","ls > x"],"cwd":"/w"}} call='o'"#;
+    let requested = r#"ask 1 'commandExecution' {"call":{"command":["bash","-lc","ls > x"],"cwd":"/w"}} call='o'"#;
     check_turn(
         &format!("{command}\n> allow 1"),
-        &format!("{asked}\nwrite {{\"id\":1,\"result\":{{\"decision\":\"approved\"}}}}"),
+        &format!("{requested}\nwrite {{\"id\":1,\"result\":{{\"decision\":\"approved\"}}}}"),
     );
     // Their answer has a place for the reason.
     check_turn(
         &format!("{command}\n> deny 1 not here\n{END}\n> prompt q"),
         &format!(
-            r#"{asked}
+            r#"{requested}
                write {{"id":1,"result":{{"decision":{{"denied":{{"rejection":"not here"}}}}}}}}
                turn ended completed 'completed' tokens=0/0
                write {{"id":5,"method":"turn/start","params":{{"threadId":"t-1","approvalPolicy":"untrusted","approvalsReviewer":"user","input":[{{"type":"text","text":"q"}}]}}}}"#
@@ -507,7 +507,7 @@ const SERVED_SAYS: &str =
 #[test]
 fn a_call_of_a_tool_server_is_asked_for_as_the_call_that_runs() {
     // In another order it is the same; two that are alike are one request each.
-    let asked =
+    let requested =
         r#"'mcpToolCall' {"call":{"server":"notes","tool":"add","arguments":{"at":1,"text":"a"}}}"#;
     check_turn(
         &[
@@ -521,7 +521,7 @@ fn a_call_of_a_tool_server_is_asked_for_as_the_call_that_runs() {
         &format!(
             r#"tool 'm-1' {SERVED_SAYS}
                tool 'm-2' {SERVED_SAYS}
-               ask 0 {asked} call='m-1'
+               ask 0 {requested} call='m-1'
                ask 1 {SERVED_SAYS} call='m-2'
                write {{"id":0,"result":{{"action":"accept","content":{{}}}}}}
                write {{"id":1,"result":{{"action":"decline"}}}}"#
@@ -535,7 +535,7 @@ fn a_call_of_a_tool_server_that_does_not_run_cannot_be_allowed() {
         ("notes", r#"{"text":"b","at":1}"#),
         ("other", r#"{"text":"a","at":1}"#),
     ] {
-        let asked = format!(
+        let requested = format!(
             r#"'mcpToolCall' {{"call":{{"server":"{server}","tool":"add","arguments":{arguments}}}}}"#
         );
         check_turn(
@@ -547,7 +547,7 @@ fn a_call_of_a_tool_server_that_does_not_run_cannot_be_allowed() {
             &format!(
                 r#"tool 'm-1' {SERVED_SAYS}
                    bad bad_shape
-                   ask 0 {asked} no_allow
+                   ask 0 {requested} no_allow
                    write {{"id":0,"result":{{"action":"decline"}}}}"#
             ),
         );

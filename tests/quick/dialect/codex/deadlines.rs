@@ -70,18 +70,18 @@ fn a_turn_that_it_has_no_room_for_is_sent_again_with_growing_waits() {
 
 #[test]
 fn a_turn_that_was_cancelled_meanwhile_is_not_sent_again() {
-    let asked = TURN_SAYS.replace("turn started 'u-1'", "");
+    let requested = TURN_SAYS.replace("turn started 'u-1'", "");
     check(
         &format!("> prompt p\n< {{\"id\":4,{BUSY}}}\n> cancel\n~ 60000"),
         &format!(
-            "{asked}turn ended cancelled - tokens=0/0 (the agent was overloaded and had not accepted the turn)"
+            "{requested}turn ended cancelled - tokens=0/0 (the agent was overloaded and had not accepted the turn)"
         ),
     );
 }
 
 #[test]
 fn nothing_that_is_said_of_another_turn_ends_the_wait() {
-    let asked = TURN_SAYS.replace("turn started 'u-1'", "");
+    let requested = TURN_SAYS.replace("turn started 'u-1'", "");
     let again = TURN_SAYS.replace("\"id\":4", "\"id\":5");
     let plan = |turn: &str| {
         format!(
@@ -103,7 +103,7 @@ fn nothing_that_is_said_of_another_turn_ends_the_wait() {
             plan("u-1"),
         ),
         &format!(
-            r#"{asked}
+            r#"{requested}
                bad bad_shape
                ask 0 'commandExecution' {{"call":{{"command":["ls"],"cwd":"/w"}}}} call='t-9/c' no_allow
                write {{"id":0,"result":{{"decision":"decline"}}}}

@@ -83,7 +83,7 @@ fn a_thread_that_is_not_as_it_was_asked_for_is_not_used() {
                < {{"id":3,"result":{{"thread":{{"id":"t-1"}},"approvalPolicy":{policy},"approvalsReviewer":{reviewer},"sandbox":{{"type":{sandbox}}}}}}}"#
         )
     };
-    let (asks, us, off) = (r#""untrusted""#, r#""user""#, r#""dangerFullAccess""#);
+    let (requests, us, off) = (r#""untrusted""#, r#""user""#, r#""dangerFullAccess""#);
     for (script, what, found, wanted) in [
         (
             reply(r#""never""#, us, off),
@@ -104,13 +104,13 @@ fn a_thread_that_is_not_as_it_was_asked_for_is_not_used() {
             "untrusted",
         ),
         (
-            reply(asks, r#""auto_review""#, off),
+            reply(requests, r#""auto_review""#, off),
             "approvalsReviewer",
             r#""auto_review""#,
             "user",
         ),
         (
-            reply(asks, us, r#""readOnly""#),
+            reply(requests, us, r#""readOnly""#),
             "sandbox",
             r#""readOnly""#,
             "dangerFullAccess",

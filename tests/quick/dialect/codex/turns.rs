@@ -116,12 +116,12 @@ fn an_end_that_cannot_be_read_ends_the_turn_and_one_of_another_turn_does_not() {
 
 #[test]
 fn a_turn_that_is_refused_ends_and_its_error_is_told_once() {
-    let asked = TURN_SAYS.replace("turn started 'u-1'", "");
+    let requested = TURN_SAYS.replace("turn started 'u-1'", "");
     check(
         r#"> prompt p
            < {"id":4,"error":{"code":-32600,"message":"no"}}"#,
         &format!(
-            "{asked}error '-32600' 'no' unknown
+            "{requested}error '-32600' 'no' unknown
              turn ended failed - tokens=0/0 (the agent reported error -32600: no)"
         ),
     );
@@ -137,7 +137,7 @@ fn a_turn_that_is_refused_ends_and_its_error_is_told_once() {
 
 #[test]
 fn a_cancel_waits_for_the_turns_name() {
-    let asked = TURN_SAYS.replace("turn started 'u-1'", "");
+    let requested = TURN_SAYS.replace("turn started 'u-1'", "");
     let interrupt =
         r#"write {"id":5,"method":"turn/interrupt","params":{"threadId":"t-1","turnId":"u-1"}}"#;
     let ended = r#"< {"method":"turn/completed","params":{"threadId":"t-1","turn":{"id":"u-1","status":"interrupted"}}}"#;
@@ -152,7 +152,7 @@ fn a_cancel_waits_for_the_turns_name() {
                {ended}"#
         ),
         &format!(
-            "{asked}{interrupt}\nturn started 'u-1'\nturn ended cancelled 'interrupted' tokens=0/0"
+            "{requested}{interrupt}\nturn started 'u-1'\nturn ended cancelled 'interrupted' tokens=0/0"
         ),
     );
     // The agent did not know the turn yet: it is said again when it begins.
@@ -166,7 +166,7 @@ fn a_cancel_waits_for_the_turns_name() {
                {ended}"#
         ),
         &format!(
-            "{asked}{interrupt}\nturn started 'u-1'\n{}\nturn ended cancelled 'interrupted' tokens=0/0",
+            "{requested}{interrupt}\nturn started 'u-1'\n{}\nturn ended cancelled 'interrupted' tokens=0/0",
             interrupt.replace("\"id\":5", "\"id\":6")
         ),
     );

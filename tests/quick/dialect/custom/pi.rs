@@ -60,10 +60,10 @@ fn a_prompt_that_is_not_taken_ends_the_turn_with_its_words() {
          < {{\"type\":\"response\",\"command\":\"prompt\",\"success\":false,\"error\":\"No API key\"}}",
         greeting()
     );
-    let told = played(pi(), &script);
+    let effects = played(pi(), &script);
     assert!(
-        told.ends_with("turn ended failed - tokens=0/0 (the agent reported: No API key)\n"),
-        "{told}"
+        effects.ends_with("turn ended failed - tokens=0/0 (the agent reported: No API key)\n"),
+        "{effects}"
     );
 }
 
@@ -79,8 +79,8 @@ fn an_aborted_run_is_a_cancelled_turn() {
          > goodbye",
         greeting()
     );
-    let told = played(pi(), &script);
-    let tail: Vec<&str> = told.lines().skip(5).collect();
+    let effects = played(pi(), &script);
+    let tail: Vec<&str> = effects.lines().skip(5).collect();
     assert_eq!(
         tail,
         [
@@ -88,7 +88,7 @@ fn an_aborted_run_is_a_cancelled_turn() {
             "turn ended cancelled 'aborted' tokens=0/0",
             "close input"
         ],
-        "{told}"
+        "{effects}"
     );
 }
 
@@ -108,12 +108,12 @@ fn a_session_is_switched_to_before_the_state_is_asked_for() {
     let resumed = |effect: &Effect| matches!(effect, Effect::Event(Event::SessionResumed { .. }));
     assert!(talk.effects.iter().any(resumed), "{}", talk.effects_text());
 
-    for said in [
+    for reported in [
         r#"{"type":"response","command":"switch_session","success":false,"error":"no such file"}"#,
         r#"{"type":"response","command":"switch_session","success":true,"data":{"cancelled":true}}"#,
     ] {
         let talk = Conversation::opened(DialectName::Custom, &opening);
-        let told = played(talk, &format!("< {said}"));
+        let told = played(talk, &format!("< {reported}"));
         assert!(
             told.contains("fault the agent cannot resume its session"),
             "{told}"

@@ -97,9 +97,9 @@ otherwise = "completed"
     };
     let written = talk.command(prompt).unwrap();
     assert_eq!(written.matches('\n').count(), 1);
-    let said: serde_json::Value = serde_json::from_str(&written).unwrap();
+    let message: serde_json::Value = serde_json::from_str(&written).unwrap();
     assert_eq!(
-        said,
+        message,
         serde_json::json!({"a": evil, "b": format!("<{evil}>"), "c": ["{prompt}", {"e": 1.5}]})
     );
 }
@@ -286,7 +286,7 @@ otherwise = "completed"
 "#
         )
     };
-    for (accept, said, passes) in [
+    for (accept, reported, passes) in [
         ("[1, 2]", "2", Some("2")),
         ("[1, 2]", "3", None),
         ("[1, 2]", "\"1\"", None),
@@ -296,15 +296,15 @@ otherwise = "completed"
         ("[\"1.*\"]", "\"11.0\"", None),
         ("[\"1.*\"]", "null", None),
     ] {
-        let hello = format!(r#"< {{"v":"0.3","head":{{"speaks":{said},"kind":"hi"}}}}"#);
+        let hello = format!(r#"< {{"v":"0.3","head":{{"speaks":{reported},"kind":"hi"}}}}"#);
         let expect = if let Some(version) = passes {
             format!("ready protocol={version} version='0.3'")
         } else {
-            let said = if said == "null" { "none" } else { said };
+            let reported = if reported == "null" { "none" } else { reported };
             let ours = accept.trim_matches(['[', ']']);
             let ours = ours.replace(", ", " or ").replace('"', "");
             format!(
-                "fault the agent speaks protocol version {said}, this supervisor speaks version {ours}"
+                "fault the agent speaks protocol version {reported}, this supervisor speaks version {ours}"
             )
         };
         check(&text(accept), &hello, &expect);
@@ -455,14 +455,14 @@ otherwise = "completed"
     ];
     let mut prompt = |attached: Arc<[Attachment]>| {
         let text = "p".into();
-        let said = talk
+        let reported = talk
             .command(Command::Prompt {
                 text,
                 attachments: attached,
             })
             .unwrap();
         talk.chunk(b"{\"type\":\"done\"}\n");
-        said
+        reported
     };
     assert_eq!(
         prompt(Arc::from(files)),
@@ -554,15 +554,15 @@ fn a_dialect_of_one_channel_does_not_grow_with_what_it_hears() {
         attachments: Arc::default(),
     };
     dialect.handle_command(prompt, now, &mut out).unwrap();
-    let mut asked = 0;
+    let mut request_count = 0;
     for n in 0..3 * limits::OPEN_PERMISSION_REQUESTS {
         out.clear();
         let line = format!("{{\"type\":\"may\",\"n\":{n},\"call\":{{\"name\":\"t\"}}}}");
         dialect.handle_input(Input::Frame(line.as_bytes()), now, &mut out);
-        asked += out
+        request_count += out
             .iter()
             .filter(|e| matches!(e, Effect::PermissionRequest(_)))
             .count();
     }
-    assert_eq!(asked, limits::OPEN_PERMISSION_REQUESTS);
+    assert_eq!(request_count, limits::OPEN_PERMISSION_REQUESTS);
 }

@@ -126,25 +126,31 @@ fn a_request_without_an_input_can_be_allowed() {
     // One that is too large to be kept is no absent one.
     let large = "x".repeat(limits::PERMISSION_INPUT_BYTES);
     let talk = Conversation::opened(DialectName::Custom, &opening(ASKS));
-    let told = played(
+    let effects = played(
         talk,
         &format!(
             "> prompt p\n< {{\"type\":\"may\",\"n\":1,\"tool\":\"t\",\"input\":\"{large}\"}}\n> allow 1"
         ),
     );
     let denied = r#"write {"to":1,"why":"the input is too large"}"#;
-    assert!(told.trim_end().ends_with(denied), "{}", told.len());
+    assert!(effects.trim_end().ends_with(denied), "{}", effects.len());
 }
 
 #[test]
 fn it_does_not_ask_without_end() {
-    let asks = (0..=limits::OPEN_PERMISSION_REQUESTS + limits::EXCESS_PERMISSION_REQUESTS as usize)
+    let request_list = (0..=limits::OPEN_PERMISSION_REQUESTS
+        + limits::EXCESS_PERMISSION_REQUESTS as usize)
         .map(|n| format!(r#"< {{"type":"may","n":{n},"tool":"t"}}"#));
-    let asks: Vec<String> = asks.collect();
-    let script = format!("> prompt p\n{}", asks.join("\n"));
+    let request_list: Vec<String> = request_list.collect();
+    let script = format!("> prompt p\n{}", request_list.join("\n"));
     let talk = Conversation::opened(DialectName::Custom, &opening(ASKS));
-    let told = played(talk, &script);
-    let count = |begins: &str| told.lines().filter(|line| line.starts_with(begins)).count();
+    let effects = played(talk, &script);
+    let count = |begins: &str| {
+        effects
+            .lines()
+            .filter(|line| line.starts_with(begins))
+            .count()
+    };
     assert_eq!(count("ask "), limits::OPEN_PERMISSION_REQUESTS);
     assert_eq!(
         count("bad too_many_asks"),
@@ -155,6 +161,6 @@ fn it_does_not_ask_without_end() {
         count("fault the agent keeps sending requests"),
         1,
         "{}",
-        told.len()
+        effects.len()
     );
 }

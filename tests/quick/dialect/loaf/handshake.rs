@@ -170,9 +170,9 @@ fn a_line_that_is_too_long_is_a_fault_and_the_end_of_stdout_none() {
     let mut talk = Conversation::new(DialectName::Loaf);
     talk.chunk(&vec![b'x'; marshal_model::limits::LINE_BYTES + 1]);
     talk.chunk(b"\n");
-    let told = talk.effects_text();
-    assert!(told.contains("bad too_long"), "{told}");
-    assert!(told.contains("fault the agent wrote a line of more than 8388608 bytes"));
+    let effects = talk.effects_text();
+    assert!(effects.contains("bad too_long"), "{effects}");
+    assert!(effects.contains("fault the agent wrote a line of more than 8388608 bytes"));
     super::check_open(
         "< EOF\n> prompt p",
         "refused prompt p: the channel is closed",

@@ -71,8 +71,8 @@ fn a_command_without_a_reply_holds_up_no_later_one() {
         )
     };
     let error = |method: &str| {
-        let said = format!("the agent did not answer {method} within 100ms (timeouts.control)");
-        format!("error 'unanswered' '{said}' local\nnot commanded: {said}")
+        let expected = format!("the agent did not answer {method} within 100ms (timeouts.control)");
+        format!("error 'unanswered' '{expected}' local\nnot commanded: {expected}")
     };
     check_open(
         Some(100),

@@ -138,8 +138,8 @@ fn a_line_without_end_is_a_fault() {
             talk.chunk(&chunk);
         }
         talk.chunk(b"\n{\"type\":\"state_changed\"}\n");
-        let told = talk.effects_text();
-        let lines: Vec<_> = told.lines().skip(1).collect();
+        let effects = talk.effects_text();
+        let lines: Vec<_> = effects.lines().skip(1).collect();
         assert_eq!(
             lines,
             [

@@ -40,10 +40,10 @@ fn both() -> [Conversation; 2] {
 /// What came of a script, which is the same by both.
 #[track_caller]
 fn run_both(script: &str) -> String {
-    let told = run(script);
+    let effects = run(script);
     let by_table = played(Conversation::by_table("scaiflux"), script);
-    assert_eq!(told, by_table);
-    told
+    assert_eq!(effects, by_table);
+    effects
 }
 
 #[track_caller]

@@ -71,12 +71,12 @@ fn a_request_that_cannot_be_read_is_denied() {
            bad bad_shape {"type":"permission_request","request_id":[7],"tool":"x"}"#,
     );
     // Where a table says nothing else, numbers name requests too, and come back as numbers.
-    let told = run(&format!(
+    let effects = run(&format!(
         r#"{TURN}< {{"type":"permission_request","request_id":7,"tool":"x"}}"#
     ));
     assert!(
-        told.contains("bad bad_shape") && !told.contains("decision"),
-        "{told}"
+        effects.contains("bad bad_shape") && !effects.contains("decision"),
+        "{effects}"
     );
 }
 
@@ -132,11 +132,17 @@ fn an_open_request_ends_with_its_turn() {
 
 #[test]
 fn it_does_not_ask_without_end() {
-    let asks = (0..=limits::OPEN_PERMISSION_REQUESTS + limits::EXCESS_PERMISSION_REQUESTS as usize)
+    let request_list = (0..=limits::OPEN_PERMISSION_REQUESTS
+        + limits::EXCESS_PERMISSION_REQUESTS as usize)
         .map(|n| format!(r#"< {{"type":"permission_request","request_id":"r-{n}","tool":"x"}}"#));
-    let asks: Vec<String> = asks.collect();
-    let told = run_both(&format!("{TURN}{}", asks.join("\n")));
-    let count = |begins: &str| told.lines().filter(|line| line.starts_with(begins)).count();
+    let request_list: Vec<String> = request_list.collect();
+    let reported = run_both(&format!("{TURN}{}", request_list.join("\n")));
+    let count = |begins: &str| {
+        reported
+            .lines()
+            .filter(|line| line.starts_with(begins))
+            .count()
+    };
     assert_eq!(count("ask r-"), limits::OPEN_PERMISSION_REQUESTS);
     assert_eq!(
         count("bad too_many_asks"),
@@ -147,16 +153,16 @@ fn it_does_not_ask_without_end() {
         count("fault the agent keeps sending requests"),
         1,
         "{}",
-        told.len()
+        reported.len()
     );
 }
 
 #[test]
 fn ids_without_end_are_not_kept() {
     let long = "i".repeat(limits::FOREIGN_ID_BYTES + 1);
-    let told = run_both(&format!(
+    let reported = run_both(&format!(
         r#"{TURN}< {{"type":"permission_request","request_id":"{long}","tool":"x"}}"#
     ));
-    assert!(!told.contains("ask "), "{told}");
-    assert!(told.contains(r#""decision":"deny","reason":"the request id is too long"}"#));
+    assert!(!reported.contains("ask "), "{reported}");
+    assert!(reported.contains(r#""decision":"deny","reason":"the request id is too long"}"#));
 }

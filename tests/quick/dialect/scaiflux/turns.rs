@@ -114,18 +114,21 @@ fn lists_without_end_are_cut_and_said_so() {
     let script = format!(
         r#"{TURN}< {{"type":"turn_complete","turn_id":"t","stop_reason":"end_turn","mutations":[{pairs}]}}"#
     );
-    let told = run(&script);
-    assert_eq!(told.matches("file 'w' 'f'").count(), limits::TURN_MUTATIONS);
+    let effects = run(&script);
+    assert_eq!(
+        effects.matches("file 'w' 'f'").count(),
+        limits::TURN_MUTATIONS
+    );
     assert!(
-        told.contains("only the first 10000 changed files are listed; 7 more are not"),
+        effects.contains("only the first 10000 changed files are listed; 7 more are not"),
         "{}",
-        told.len()
+        effects.len()
     );
     let names = vec!["\"t\""; limits::READY_TOOLS + 7].join(",");
-    let told = run(&format!(
+    let effects = run(&format!(
         r#"< {{"type":"ready","protocol":1,"tools":[{names}]}}"#
     ));
-    assert_eq!(told.matches("'t'").count(), limits::READY_TOOLS);
+    assert_eq!(effects.matches("'t'").count(), limits::READY_TOOLS);
 }
 
 #[test]
@@ -312,13 +315,13 @@ fn an_error_between_turns_is_the_answer_to_a_command() {
 
 #[test]
 fn a_command_without_a_result_is_given_up_and_no_other_is_sent_before_it() {
-    let said = "the agent did not answer the command within 100ms (timeouts.control)";
+    let expected = "the agent did not answer the command within 100ms (timeouts.control)";
     let late = "the agent has not answered the previous command";
     let expect = format!(
         r#"ready protocol=1
 write {{"type":"slash","command":"help","args":""}}
-error 'unanswered' '{said}' local
-not commanded: {said}
+error 'unanswered' '{expected}' local
+not commanded: {expected}
 slash 'help' 'late' data=- clear=false exit=false
 write {{"type":"slash","command":"model","args":""}}
 slash 'model' 'm' data=- clear=false exit=false
@@ -394,10 +397,14 @@ fn a_mode_counts_whatever_it_is_told_in() {
                 ..OpenParams::default()
             };
             let talk = Conversation::opened(name, &opening);
-            let told = played(talk, &format!("{ready}\n{script}"));
-            let faulted = told.contains("fault the agent switched to the mode bypassPermissions");
-            assert_eq!(!faulted, is_safe, "{name} {script}: {told}");
-            assert!(!told.contains("exit wanted"), "{name} {script}: {told}");
+            let effects = played(talk, &format!("{ready}\n{script}"));
+            let faulted =
+                effects.contains("fault the agent switched to the mode bypassPermissions");
+            assert_eq!(!faulted, is_safe, "{name} {script}: {effects}");
+            assert!(
+                !effects.contains("exit wanted"),
+                "{name} {script}: {effects}"
+            );
         }
     }
 }
@@ -517,10 +524,10 @@ fn goodbye_is_said_once_and_ends_what_is_open() {
 fn depth_is_no_danger() {
     for member in ["input", "name", "turn_id", "more"] {
         let deep = format!("{}{}", "[".repeat(1 << 18), "]".repeat(1 << 18));
-        let told = run(&format!(
+        let effects = run(&format!(
             r#"{TURN}< {{"type":"tool_start","{member}":{deep},"tool_id":"c"}}"#
         ));
-        assert!(told.contains("turn started"), "{}", told.len());
+        assert!(effects.contains("turn started"), "{}", effects.len());
     }
 }
 

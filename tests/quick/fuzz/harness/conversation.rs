@@ -354,11 +354,11 @@ impl Talk {
     }
 
     /// Looks at what came out of one step.
-    fn take(&mut self, mut out: Effects, cause: &Cause, came: usize) {
-        self.watch.came += came;
+    fn take(&mut self, mut out: Effects, cause: &Cause, received: usize) {
+        self.watch.came += received;
         assert!(
-            out.len() <= came + EFFECTS,
-            "{} effects of {came} bytes",
+            out.len() <= received + EFFECTS,
+            "{} effects of {received} bytes",
             out.len()
         );
         let (mut written, mut allows) = (0, 0);
@@ -376,8 +376,11 @@ impl Talk {
             }
         }
         assert!(allows <= 1, "one verdict, {allows} allows");
-        let most = WRITE_SLACK_BYTES + 16 * came + 4 * self.watch.came;
-        assert!(written <= most, "{written} bytes are written for {came}");
+        let most = WRITE_SLACK_BYTES + 16 * received + 4 * self.watch.came;
+        assert!(
+            written <= most,
+            "{written} bytes are written for {received}"
+        );
         merge_text(&mut out);
         for effect in &out {
             let _ = match effect {
@@ -406,9 +409,9 @@ impl Talk {
             "not one line: {line}"
         );
         let _: IgnoredAny = serde_json::from_slice(body).expect(&line);
-        let said = tree(&line, DEEP);
-        assert!(said.is_object(), "no object: {line}");
-        if dialects::prompts(self.target, &said) {
+        let reported = tree(&line, DEEP);
+        assert!(reported.is_object(), "no object: {line}");
+        if dialects::prompts(self.target, &reported) {
             assert!(
                 watch.running && *cause != Cause::Agent || self.target == Target::Custom,
                 "a prompt of nobody: {line}"
@@ -418,7 +421,7 @@ impl Talk {
                 "a prompt after the goodbye: {line}"
             );
         }
-        let Some(id) = dialects::allowed(self.target, &said, &line, &watch.offered) else {
+        let Some(id) = dialects::allowed(self.target, &reported, &line, &watch.offered) else {
             return false;
         };
         let wanted = Cause::Allow(id);
@@ -430,10 +433,10 @@ impl Talk {
         true
     }
 
-    fn check_state(&self, came: usize) {
-        let most = STATE + 8 * came;
+    fn check_state(&self, received: usize) {
+        let most = STATE + 8 * received;
         let long = format!("{:?}", self.machine).len();
-        assert!(long <= most, "{long} bytes of state after {came} bytes");
+        assert!(long <= most, "{long} bytes of state after {received} bytes");
     }
 
     /// The same line, with other ids, many times.

@@ -102,11 +102,15 @@ impl Offered {
         {
             return;
         }
-        let Ok(said) = serde_json::from_slice::<Value>(line) else {
+        let Ok(message) = serde_json::from_slice::<Value>(line) else {
             self.unread = true;
             return;
         };
-        for option in said["params"]["options"].as_array().into_iter().flatten() {
+        for option in message["params"]["options"]
+            .as_array()
+            .into_iter()
+            .flatten()
+        {
             let id = option["optionId"].as_str().unwrap_or_default().to_owned();
             let kind = option["kind"].as_str().unwrap_or(&id).to_owned();
             self.kinds.entry(id).or_default().insert(kind);
@@ -134,7 +138,7 @@ struct Identified<'a> {
 /// The request that this message of ours allows.
 pub(crate) fn allowed(
     target: Target,
-    said: &Value,
+    message: &Value,
     line: &str,
     offered: &Offered,
 ) -> Option<String> {
@@ -144,26 +148,26 @@ pub(crate) fn allowed(
     };
     // As it stands there, which is what an agent compares.
     let id = || {
-        let said: Result<Identified<'_>, _> = serde_json::from_str(line);
-        said.map_or_else(|_| String::new(), |said| said.id.get().to_owned())
+        let message: Result<Identified<'_>, _> = serde_json::from_str(line);
+        message.map_or_else(|_| String::new(), |message| message.id.get().to_owned())
     };
     match target {
-        Target::Scaiflux | Target::Custom => (said["type"] == "permission_response"
-            && said["decision"] != "deny")
-            .then(|| text(&said["request_id"])),
+        Target::Scaiflux | Target::Custom => (message["type"] == "permission_response"
+            && message["decision"] != "deny")
+            .then(|| text(&message["request_id"])),
         Target::Acp => {
-            let outcome = &said["result"]["outcome"];
+            let outcome = &message["result"]["outcome"];
             let chosen = outcome["optionId"].as_str()?;
             offered.allows(chosen).then(id)
         }
         Target::Claude => {
-            let answer = &said["response"]["response"];
+            let answer = &message["response"]["response"];
             let hook = &answer["hookSpecificOutput"]["permissionDecision"];
             let allows = answer["behavior"] == "allow" || hook == "allow";
-            allows.then(|| text(&said["response"]["request_id"]))
+            allows.then(|| text(&message["response"]["request_id"]))
         }
         Target::Codex => {
-            let result = &said["result"];
+            let result = &message["result"];
             let decides = !result["decision"].is_null()
                 && result["decision"]["denied"].is_null()
                 && !["decline", "cancel", "abort"]
@@ -180,14 +184,14 @@ pub(crate) fn allowed(
 }
 
 /// Whether this message of ours begins a turn.
-pub(crate) fn prompts(target: Target, said: &Value) -> bool {
+pub(crate) fn prompts(target: Target, reported: &Value) -> bool {
     match target {
-        Target::Scaiflux | Target::Custom => said["type"] == "prompt",
-        Target::Acp => said["method"] == "session/prompt",
-        Target::Loaf => said["method"] == "session.send",
-        Target::Claude => said["type"] == "user",
-        Target::Codex => said["method"] == "turn/start",
-        Target::Skillpilot => said["path"]
+        Target::Scaiflux | Target::Custom => reported["type"] == "prompt",
+        Target::Acp => reported["method"] == "session/prompt",
+        Target::Loaf => reported["method"] == "session.send",
+        Target::Claude => reported["type"] == "user",
+        Target::Codex => reported["method"] == "turn/start",
+        Target::Skillpilot => reported["path"]
             .as_str()
             .is_some_and(|path| path.starts_with("queue/")),
         _ => false,

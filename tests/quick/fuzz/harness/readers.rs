@@ -99,11 +99,11 @@ fn frames(bytes: &[u8]) {
     fn take_messages<T: serde::de::DeserializeOwned + std::fmt::Debug>(
         chunks: &[&[u8]],
     ) -> Vec<String> {
-        let (mut held, mut out) = (Vec::new(), Vec::new());
+        let (mut occupied, mut out) = (Vec::new(), Vec::new());
         for chunk in chunks {
-            held.extend_from_slice(chunk);
+            occupied.extend_from_slice(chunk);
             loop {
-                match shim::take_message::<T>(&mut held) {
+                match shim::take_message::<T>(&mut occupied) {
                     Ok(Some(message)) => out.push(format!("{message:?}")),
                     Ok(None) => break,
                     Err(_) => {
@@ -259,8 +259,8 @@ pub(super) fn mcp(input: &[u8]) {
                 Effect::Write(bytes) => {
                     let (newline, body) = bytes.split_last().expect("a line");
                     assert!(*newline == b'\n' && !body.contains(&b'\n'));
-                    let said: Value = serde_json::from_slice(body).expect("JSON");
-                    assert!(said["jsonrpc"] == "2.0" && said.get("id").is_some());
+                    let message: Value = serde_json::from_slice(body).expect("JSON");
+                    assert!(message["jsonrpc"] == "2.0" && message.get("id").is_some());
                 }
             }
         }
@@ -271,7 +271,7 @@ pub(super) fn mcp(input: &[u8]) {
 
 pub(super) fn egress(input: &[u8]) {
     match egress::parse_connect(input) {
-        Ok(asked) => drop(format!("{asked:?}")),
+        Ok(requested) => drop(format!("{requested:?}")),
         Err(denied) => {
             let answer = denied.to_http();
             assert!(answer.starts_with(b"HTTP/1.1 4"), "{denied:?}");
