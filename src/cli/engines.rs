@@ -257,7 +257,7 @@ async fn resolve_image(
         return Err(EngineError::Garbage {
             program,
             image,
-            output: output,
+            output,
         });
     }
     let is_meant = if let Some(wanted) = image.strip_prefix("sha256:") {
@@ -273,7 +273,7 @@ async fn resolve_image(
         Err(EngineError::OtherImage {
             program,
             image,
-            output: output,
+            output,
         })
     }
 }

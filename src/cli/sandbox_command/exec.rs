@@ -64,7 +64,7 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
         Err(error) => return fail(&format!("cannot start the spawner: {error}")),
     };
     let prepared = tokio::select! {
-        prepared = preparation::prepare(&args.walls, config, &spawner) => prepared,
+        prepared = preparation::prepare(&args.sandbox, config, &spawner) => prepared,
         () = wait_for_signal(&mut signals) => return fail(&"stopped before the command ran"),
     };
     let sandbox = match prepared {
@@ -72,7 +72,7 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
         Err(PrepareError::Sandbox(error)) => return fail(&diagnose(args, config, &error).await),
         Err(error) => return fail(&error),
     };
-    let profile = args.walls.profile();
+    let profile = args.sandbox.profile();
     if let Some(settings) = config.sandboxes.get(profile) {
         let checked = tokio::select! {
         checked = preflight::check_limits(profile, settings, &spawner, sandbox.sandbox_spec()) => checked,
@@ -141,10 +141,10 @@ async fn begin(
 
 /// Why the sandbox could not be built: the table of what is missing.
 async fn diagnose(args: &ExecArgs, config: &Config, error: &RunError) -> PreflightError {
-    let walls = &args.walls;
-    let own_network = walls.network == NetworkArg::None;
+    let sandbox = &args.sandbox;
+    let own_network = sandbox.network == NetworkArg::None;
     let ids = probe_ids();
-    preflight::diagnose_command(config, walls.profile(), ids, own_network, error).await
+    preflight::diagnose_command(config, sandbox.profile(), ids, own_network, error).await
 }
 
 /// Passes input and output through until the command ends; returns how it ended.

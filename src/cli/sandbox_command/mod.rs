@@ -123,7 +123,7 @@ pub enum NetworkArg {
 #[derive(Debug, Clone, Args)]
 pub struct ExecArgs {
     #[command(flatten)]
-    walls: SandboxArgs,
+    sandbox: SandboxArgs,
 
     /// Pass this environment variable on, if it is set
     #[arg(long, value_name = "NAME", value_parser = variable)]
@@ -221,8 +221,8 @@ pub fn main(
         match command {
             SandboxCommand::Exec(args) => {
                 let ids = probe_ids();
-                let own = args.walls.network == NetworkArg::None;
-                match preflight::check_one(&mut config, args.walls.profile(), ids, own).await {
+                let own = args.sandbox.network == NetworkArg::None;
+                match preflight::check_one(&mut config, args.sandbox.profile(), ids, own).await {
                     Ok(()) => exec::exec(&args, &config, &mut streams).await,
                     Err(unready) => {
                         streams.err.line(&format!("marshal: {unready}"));

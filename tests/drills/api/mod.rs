@@ -1,7 +1,7 @@
 //! The fleet's resources over HTTP, by a real daemon: each route good and bad, the OpenAPI document and
 //! what a foreign checker says of it.
 //!
-//! Pools run without walls, so that all of it works as any user.
+//! Pools run without a sandbox, so that all of it works as any user.
 
 pub(crate) mod api_daemon;
 mod document;

@@ -1,6 +1,6 @@
 //! The command line as a person meets it: the real program, its words, exit codes and files.
 //!
-//! Pools run without walls, so that all of it works as any user; walls have their own tests.
+//! Pools run without a sandbox, so that all of it works as any user; sandboxes have their own tests.
 
 mod agents;
 mod audit;

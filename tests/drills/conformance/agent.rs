@@ -1,4 +1,4 @@
-//! The rows of agents: the script agent in walls, in the protocol of the row.
+//! The rows of agents: the script agent in a sandbox, in the protocol of the row.
 
 use std::fs;
 
@@ -201,7 +201,7 @@ fn cannot_ask(speech: &Speech) -> &'static str {
         assert!(reported.contains("ask"), "{key}: {reported}");
         assert!(reported.contains("pool.strict"), "{key}: {reported}");
     }
-    "It has no words to ask for permission: `permission_requests = \"all\"` and `guard = \"policy\"` are refused, the walls are the guard, and calls that are told are judged afterwards."
+    "It has no words to ask for permission: `permission_requests = \"all\"` and `guard = \"policy\"` are refused, the sandbox is the guard, and calls that are told are judged afterwards."
 }
 
 /// That nothing was asked, though something that the policy denies was done.

@@ -1,8 +1,8 @@
 //! One row a dialect, one column a behaviour: every cell is worked by the program itself, with a real
-//! child in walls, and holds, or the protocol has none, which is seen as well.
+//! child in a sandbox, and holds, or the protocol has none, which is seen as well.
 //!
 //! The table in `docs/conformance.md` is what was seen; `MARSHAL_CONFORMANCE_TABLE=write` writes it anew. Needs root
-//! for the walls, and tclsh.
+//! for the sandbox, and tclsh.
 
 mod agent;
 mod bench;

@@ -10,7 +10,7 @@ use crate::conformance::row::Row;
 const BEGINS: &str = "# What each dialect does
 
 Every protocol that is spoken is held against the same behaviours. This page is made by the test that does it (`tests/run conformance`): each cell is a conversation of the program
-itself, as a daemon, with a real child in walls, and holds only if that was seen in its journal, over HTTP and in what the child wrote down of what it heard. `none` means that the protocol has
+itself, as a daemon, with a real child in a sandbox, and holds only if that was seen in its journal, over HTTP and in what the child wrote down of what it heard. `none` means that the protocol has
 none; that is checked as well, and the note says why.
 
 ";

@@ -1,4 +1,4 @@
-//! SkillPilot's row: a real tclsh at a terminal, driven by files, in walls. What only a carrier's lines can
+//! SkillPilot's row: a real tclsh at a terminal, driven by files, in a sandbox. What only a carrier's lines can
 //! show is shown by one of a few lines of shell.
 
 use std::fs;
@@ -227,7 +227,7 @@ fn cannot_ask(bench: &Bench) -> CellOutcome {
     assert_eq!(talk.events("permission_requested").len(), 0);
     talk.close();
     CellOutcome::None(
-        "A tool at a terminal asks for nothing: `permission_requests = \"all\"` and `guard = \"policy\"` are refused, and the walls are the guard.",
+        "A tool at a terminal asks for nothing: `permission_requests = \"all\"` and `guard = \"policy\"` are refused, and the sandbox is the guard.",
     )
 }
 

@@ -371,7 +371,7 @@ fn no_command_brings_an_agent_into_a_mode_in_which_it_asks_for_less() {
     let last = seen.iter().rfind(|(kind, _)| kind == "ready");
     assert_eq!(last.expect("it was ready").1["mode"], "prompt");
 
-    // Where only the walls are counted on, it may go into any.
+    // Where only the sandbox is counted on, it may go into any.
     let session = worked(&daemon, "free", "say hello");
     let reported = agent_answer(&daemon, &session, "mode", "danger-full-access");
     assert_eq!(reported["text"], "Mode: danger-full-access");

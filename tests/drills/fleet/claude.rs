@@ -1,4 +1,4 @@
-//! Agents that speak Claude Code's stream-json, in walls: the script agent, which is as strict about
+//! Agents that speak Claude Code's stream-json, in a sandbox: the script agent, which is as strict about
 //! what it hears as the program is lenient.
 
 use crate::drill::Drill;

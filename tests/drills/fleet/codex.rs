@@ -1,4 +1,4 @@
-//! Agents that speak Codex' own protocol, in walls: the script agent, which is as strict about what it
+//! Agents that speak Codex' own protocol, in a sandbox: the script agent, which is as strict about what it
 //! hears as the program is lenient.
 
 use crate::drill::Drill;

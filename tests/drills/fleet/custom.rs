@@ -1,4 +1,4 @@
-//! A custom dialect with real children in walls: the script agent, which speaks ScaiFlux, by the table
+//! A custom dialect with real children in a sandbox: the script agent, which speaks ScaiFlux, by the table
 //! of `examples/dialects`, beside a pool with the dialect that is built in.
 
 use std::fs;

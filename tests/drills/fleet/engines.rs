@@ -1,5 +1,5 @@
 //! `launcher = "bwrap"` and `launcher = "container"` through every layer: the same tasks, checks,
-//! crashes and ends as in walls of marshal's own, and nothing left.
+//! crashes and ends as in a sandbox of marshal's own, and nothing left.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,7 +30,7 @@ client_fs = "read"
 client_terminal = true
 "#;
 
-/// The three launchers that have walls; the first is what the others are measured by.
+/// The three launchers that build a sandbox; the first is what the others are measured by.
 const LAUNCHERS: [&str; 3] = ["unshare", "bwrap", "container"];
 
 fn drill(launcher: &str, size: usize) -> Drill {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::drill::{Drill, Running, eventually, metric};
 use crate::fleet::stress::{BROADCAST_BYTES, PROGRAM_BYTES, SESSION_BYTES, peak_rss};
 
-/// Without walls, so that it works in any user namespace.
+/// Without a sandbox, so that it works in any user namespace.
 pub(crate) const POOLS: &str = r#"
 [pool.demo]
 size      = 4

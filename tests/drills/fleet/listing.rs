@@ -1,4 +1,4 @@
-//! `marshal ls` beside a supervisor: its pools, its slots, and where its walls are weak.
+//! `marshal ls` beside a supervisor: its pools, its slots, and where its sandboxes have gaps.
 
 use std::time::Duration;
 

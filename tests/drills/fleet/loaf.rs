@@ -1,4 +1,4 @@
-//! Agents that speak loaf's RPC, in walls: they cannot ask, so they are held and judged afterwards.
+//! Agents that speak loaf's RPC, in a sandbox: they cannot ask, so they are held and judged afterwards.
 
 use std::fs;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! The whole program, from its command line to its database: real children in real namespaces.
 //!
-//! Needs root for most of it, because a root supervisor's walls differ; what an ordinary user sees
+//! Needs root for most of it, because a root supervisor's sandbox differs; what an ordinary user sees
 //! is run under an unprivileged uid from here.
 
 mod acp;

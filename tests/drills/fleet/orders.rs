@@ -383,7 +383,7 @@ fn a_hostile_repository_runs_nothing_before_the_agent() {
     }
 }
 
-/// What an agent leaves in a directory that it may write does not choose a later task's walls.
+/// What an agent leaves in a directory that it may write does not choose a later task's sandbox.
 #[test]
 fn a_link_that_an_agent_left_is_not_followed() {
     let drill = Drill::new(&pool("workspace = { path = \"project\", mode = \"rw\" }"));

@@ -115,7 +115,7 @@ fn a_restarted_slot_leaves_nothing_of_its_old_child() {
     drop(running);
 }
 
-/// Without walls the promise is smaller: every stop, and the direct child on `kill -9`.
+/// Without a sandbox the promise is smaller: every stop, and the direct child on `kill -9`.
 #[test]
 fn without_walls_a_stop_leaves_nothing() {
     let pool = POOL

@@ -287,7 +287,7 @@ fn a_branch_comes_back_to_an_ordinary_user() {
     a_branch_comes_back(&drill, crate::drill::NOBODY);
 }
 
-/// Replaces a session's bundle by one with `tip`, as an agent that has taken git's walls over could.
+/// Replaces a session's bundle by one with `tip`, as an agent that has taken git's sandbox over could.
 fn forge(drill: &Drill, session: &str, name: &str, tip: &str, base: &str) -> PathBuf {
     let forge = drill.path("forge");
     git(&forge, &["update-ref", name, tip]);
@@ -515,7 +515,7 @@ fn a_clone_that_is_no_repository_any_more_is_said() {
     assert!(clone.join("made.txt").exists());
 }
 
-/// What a check sees is what the agent sees: it runs in the same walls.
+/// What a check sees is what the agent sees: it runs in the same sandbox.
 #[test]
 fn masks_and_slices_hold_for_a_task() {
     let outcome = |workspace: &str, check: &str| {

@@ -129,7 +129,7 @@ fn meet(drill: &Drill, supervisor: &Running, sessions: usize) -> String {
     let memory = resident(supervisor.pid());
     let most_fds = descriptors(supervisor.pid());
     let took = format!(
-        "{sessions} sessions at once: {} processes in walls; the supervisor has {memory} KiB, {most_fds} descriptors",
+        "{sessions} sessions at once: {} processes in a sandbox; the supervisor has {memory} KiB, {most_fds} descriptors",
         runners.len()
     );
     // A Runner and a tool each, and nothing that grows faster than they do.

@@ -1,7 +1,7 @@
 //! SkillPilot's file control plane: the forms of its files, a Runner that is driven by files alone, with real tools
-//! at real terminals, and pools of such tools in walls.
+//! at real terminals, and pools of such tools in a sandbox.
 //!
-//! Needs tclsh and python3, and root for the walls.
+//! Needs tclsh and python3, and root for the sandbox.
 
 mod chats;
 mod hardening;

@@ -1,4 +1,4 @@
-//! Pools of tools at terminals, in walls: the Master is the supervisor.
+//! Pools of tools at terminals, in a sandbox: the Master is the supervisor.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};

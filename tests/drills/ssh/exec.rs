@@ -304,7 +304,7 @@ fn what_cannot_be_had_is_refused_and_nothing_runs() {
         "no-such-program",
     );
     refused(&["--mode=ro", "--", "/workspace/file.txt"], 126, "file.txt");
-    // Inside walls there can be no further ones: the first call that they would need is not there.
+    // Inside a sandbox there can be no further ones: the first call that they would need is not there.
     let inner = [
         "--mode=ro",
         "--",

@@ -86,7 +86,7 @@ fn works(drill: &Drill, world: &World) {
     let words = [
         "page", "curl", "plain", "others", "straight", "look", "flood",
     ];
-    // The control: without walls every place is there.
+    // The control: without a sandbox every place is there.
     for address in [
         "8.8.4.4",
         "8.8.8.8",

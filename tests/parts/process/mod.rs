@@ -1,4 +1,4 @@
-//! How children start, end and are stopped, with walls and without: real processes, as root and
+//! How children start, end and are stopped, with a sandbox and without: real processes, as root and
 //! as an ordinary user. The one thing that must hold everywhere: nothing is left.
 
 use std::io::{BufRead, BufReader};
@@ -31,7 +31,7 @@ fn waits(each: Duration) -> StopTimeouts {
     }
 }
 
-/// The same script without walls and in them.
+/// The same script without a sandbox and in one.
 fn both(place: &Place, script: &str) -> [LaunchPlan; 2] {
     let profile = profile();
     [plain(script), walled(&place.request(&profile), script)]

@@ -351,7 +351,7 @@ async fn holds_what_was_handed() {
         "{end:?}"
     );
     println!("\nheld: {by}");
-    // And without walls, where the agent has the supervisor's own user.
+    // And without a sandbox, where the agent has the supervisor's own user.
     let plan = plain("setsid sleep 1000 & echo $!; read line");
     let mut launched = spawner.spawn(plan).await.unwrap();
     let orphan: u32 = line(&mut launched).await.parse().unwrap();

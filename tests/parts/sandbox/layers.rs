@@ -214,7 +214,7 @@ async fn landlock_holds_what_no_mount_does() {
             break;
         }
     }
-    assert_eq!(control, "0", "a port without walls");
+    assert_eq!(control, "0", "a port without a sandbox");
     // What is a file's everyday life goes on.
     let everyday = "ls / > list; mkdir -p a b; mv list a; mv a/list b; ln b/list a/link; \
                     ln -s ../b/list a/soft; cat a/soft a/link > /tmp/both; mkfifo a/fifo; \

@@ -20,7 +20,7 @@ use crate::sandbox::groups::{ROLE, this_test};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// `sh -c` in walls with these limits.
+/// `sh -c` in a sandbox with these limits.
 pub(crate) fn limited_script(place: &Place, group: ResourceLimits, script: &str) -> LaunchPlan {
     let profile = children::profile();
     limited(walled(&place.request(&profile), script), group)

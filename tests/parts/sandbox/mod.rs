@@ -1,4 +1,4 @@
-//! What an agent sees and can do inside the walls: real namespaces, as root and as an ordinary
+//! What an agent sees and can do inside the sandbox: real namespaces, as root and as an ordinary
 //! user.
 
 use marshal_launch as launch;

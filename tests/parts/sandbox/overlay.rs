@@ -416,7 +416,7 @@ async fn changes_come_from_what_was_written_alone() {
     assert_eq!(words(&before), ["modified changed", "deleted same"]);
 }
 
-/// The promise is 20,000 files ready in 10 ms on a quiet machine; on a busy one the walls themselves
+/// The promise is 20,000 files ready in 10 ms on a quiet machine; on a busy one the sandbox itself
 /// take ten times that, so what is asserted is the ratio to a copy, with much room.
 #[tokio::test]
 async fn a_large_workspace_is_ready_at_once() {
@@ -440,7 +440,7 @@ async fn a_large_workspace_is_ready_at_once() {
         let began = Instant::now();
         let guard = Overlay::prepare(&over.overlays(), &name, &lower, "demo", owner).unwrap();
         made = made.min(began.elapsed());
-        // What the mount takes is the difference to the same walls without it.
+        // What the mount takes is the difference to the same sandbox without it.
         let overlaid = over.request(&guard);
         let plain = SandboxRequest {
             overlay: None,

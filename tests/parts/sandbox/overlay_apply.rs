@@ -334,7 +334,7 @@ async fn a_device_is_refused_and_a_fifo_in_the_place_of_anything_makes_nobody_wa
         .unwrap()
         .set_len(3 << 30)
         .unwrap();
-    // The walls let no agent make these.
+    // The sandbox lets no agent make these.
     for (name, mode) in [("suid", 0o4755), ("sgid", 0o2755)] {
         fs::write(over.upper(name), "x\n").unwrap();
         fs::set_permissions(over.upper(name), fs::Permissions::from_mode(mode)).unwrap();

@@ -214,7 +214,7 @@ async fn a_slice_of_twenty_thousand_files_is_there_at_once() {
     );
     assert_eq!(copied.files, 20_000);
     println!(
-        "20000 files: walls {empty:?} without, {slice:?} with the slice (median of 9), copy {copy:?}: {:.0} times the slice's own {:?}",
+        "20000 files: sandbox {empty:?} without, {slice:?} with the slice (median of 9), copy {copy:?}: {:.0} times the slice's own {:?}",
         copy.as_secs_f64() / slice.saturating_sub(empty).as_secs_f64().max(1e-4),
         slice.saturating_sub(empty)
     );
@@ -231,7 +231,7 @@ fn masked(request: &mut SandboxRequest<'_>, patterns: &[&str], view: WorkspaceVi
     request.extra_mounts.pinned = covers.pinned;
 }
 
-/// Each in walls of its own, as the sessions of a slot are.
+/// Each in a sandbox of its own, as the sessions of a slot are.
 #[tokio::test]
 async fn what_an_agent_moves_stays_hidden_from_the_next_session() {
     let (place, profile) = (Place::new(), profile());

@@ -325,7 +325,7 @@ fn programs_of_bound_directories_and_of_the_workspace_are_inside() {
             &format!("[pool.demo]\ncommand = [\"{program}\"]\n"),
         );
     }
-    // Without walls every program can be seen.
+    // Without a sandbox every program can be seen.
     accepted_by(
         &explicit_origin(),
         "[pool.demo]\ncommand = [\"/opt/x\"]\nlauncher = \"none\"\n",

@@ -1,4 +1,4 @@
-//! What the walls are, for requests of every kind.
+//! What the sandbox is, for requests of every kind.
 
 use super::*;
 use marshal_config::{Network, Sandbox};

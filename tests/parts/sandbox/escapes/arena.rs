@@ -32,7 +32,7 @@ pub(super) enum Who {
     User,
 }
 
-/// One way to put up walls.
+/// One way to build a sandbox.
 pub(super) struct Column {
     pub(super) name: &'static str,
     pub(super) who: Who,
@@ -276,7 +276,7 @@ impl Arena {
         command
     }
 
-    /// `marshal sandbox exec` with these walls, up to the command.
+    /// `marshal sandbox exec` with this sandbox, up to the command.
     pub(super) fn sandbox_args(&self, column: &Column, mode: &str) -> Vec<String> {
         let mut words = vec![self.path("bin/marshal").display().to_string()];
         let config = self.path("supervisor.toml").display().to_string();
@@ -308,7 +308,7 @@ impl Arena {
         ]
     }
 
-    /// All attempts behind the walls: most in a copy, some on a read-only workspace, some with
+    /// All attempts inside the sandbox: most in a copy, some on a read-only workspace, some with
     /// all of procfs.
     pub(super) fn attack_all(&self, column: &Column) -> Outcomes {
         let masked = format!("{}-masked", column.profile);
@@ -369,7 +369,7 @@ impl Arena {
         outcomes
     }
 
-    /// All attempts without walls, in namespaces that are thrown away; for root only.
+    /// All attempts without a sandbox, in namespaces that are thrown away; for root only.
     pub(super) fn control(&self) -> Outcomes {
         let script = "exec 7<\"$1\"; shift; prober=$1; shift; fifo=$1; shift; \
             \"$prober\" decoys far=\"$FAR\" \"$@\" <\"$fifo\" >\"$fifo.said\" & \

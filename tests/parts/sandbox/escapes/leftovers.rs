@@ -49,7 +49,7 @@ fn a_daemon_ends_with_its_sandbox() {
     assert_eq!(String::from_utf8_lossy(&printed.stdout), "begun\n");
     assert_eq!(live_processes(&token), Vec::<u32>::new());
 
-    // Without walls it stays.
+    // Without a sandbox it stays.
     let printed = Command::new("sh").args(["-c", &script]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&printed.stdout), "begun\n");
     let begin = Instant::now();
@@ -76,7 +76,7 @@ fn a_process_that_holds_the_output_holds_up_nobody() {
     assert_eq!(String::from_utf8_lossy(&printed.stdout), "begun\n");
     assert!(begin.elapsed() < CLEANUP_TIMEOUT, "{:?}", begin.elapsed());
 
-    // Without walls its reader waits.
+    // Without a sandbox its reader waits.
     let begin = Instant::now();
     let mut child = Command::new("sh")
         .args(["-c", "setsid sleep 2 & echo begun"])

@@ -1,7 +1,7 @@
 //! Attempts to get out, each with what stopped it and a control that shows that it would work.
 //!
-//! `prober/` makes the attempts, one program for inside and outside. Here it is run behind the walls
-//! of `marshal sandbox exec`, once for each column of the table, and without walls for the controls;
+//! `prober/` makes the attempts, one program for inside and outside. Here it is run inside the sandbox
+//! of `marshal sandbox exec`, once for each column of the table, and without a sandbox for the controls;
 //! what comes of it is compared with `docs/escapes.md`. After a change that is meant,
 //! `MARSHAL_UPDATE_ESCAPES=1` writes that file.
 
@@ -17,7 +17,7 @@ use arena::{Arena, Column, Outcome, Who};
 
 use crate::children::is_root;
 
-/// Once for each way to put up walls and each kind of supervisor.
+/// Once for each way to build a sandbox and each kind of supervisor.
 const COLUMNS: &[Column] = &[
     Column {
         name: "root, standard",
@@ -121,7 +121,7 @@ fn no_attempt_gets_out_and_the_table_says_what_stopped_each() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What the attempts do without walls, by name.
+/// What the attempts do without a sandbox, by name.
 fn controls(attempts: &[arena::Attempt], wrong: &mut Vec<String>) -> BTreeMap<String, String> {
     let as_root = Arena::new(Who::Root).control();
     let as_user = Arena::new(Who::User).control();

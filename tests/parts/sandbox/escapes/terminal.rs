@@ -15,7 +15,7 @@ use crate::children::{USER, is_root};
 /// The key that attempts type; the terminal shows it.
 const KEY: char = '#';
 
-/// Behind the walls, started from a terminal; nothing may be typed there.
+/// Inside the sandbox, started from a terminal; nothing may be typed there.
 pub(super) fn attack(arena: &Arena, column: &Column) -> Outcomes {
     let mut words = arena.sandbox_args(column, "ro");
     words.push("/workspace/prober".to_owned());
@@ -26,7 +26,7 @@ pub(super) fn attack(arena: &Arena, column: &Column) -> Outcomes {
     outcomes
 }
 
-/// The same without walls: the key appears.
+/// The same without a sandbox: the key appears.
 pub(super) fn control(arena: &Arena) -> Outcomes {
     let prober = arena.path("scratch/prober").display().to_string();
     let text = on_a_terminal(arena, Who::User, vec![prober], &["control=1"]);

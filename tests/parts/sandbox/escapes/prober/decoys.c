@@ -1,4 +1,4 @@
-/* What there is to be attacked: made by the test, outside of the walls, and gone when stdin ends. */
+/* What there is to be attacked: made by the test, outside of the sandbox, and gone when stdin ends. */
 #include "prober.h"
 #include <mqueue.h>
 #include <net/if.h>

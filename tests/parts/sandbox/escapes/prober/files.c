@@ -197,7 +197,7 @@ ATTEMPT(dev_vsock, ROOT, "open /dev/vsock") { return device("/dev/vsock", O_RDWR
 ATTEMPT(dev_uffd, ROOT, "open /dev/userfaultfd") { return device("/dev/userfaultfd", O_RDWR); }
 ATTEMPT(dev_ptmx, ROOT, "open /dev/ptmx of the host") { return walled() ? device("/dev/pts/ptmx", O_RDWR | O_NOCTTY) : device("/dev/ptmx", O_RDWR | O_NOCTTY); }
 
-/* Bombs end at a bound of their own, beyond every limit of the walls. */
+/* Bombs end at a bound of their own, beyond every limit of the sandbox. */
 static int fills(const char *directory, long megabytes) {
     static char block[1 << 20];
     char path[4096];

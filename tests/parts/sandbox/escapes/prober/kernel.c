@@ -156,7 +156,7 @@ ATTEMPT(settimeofday_call, PERMISSION, "settimeofday (control: a zone that is no
 }
 ATTEMPT(nfsservctl_old, NONE, "calls that no kernel has any more (no control)") { return result(syscall(180)); }
 ATTEMPT(unknown_call, NONE, "a call of a number that none has yet (no control)") { return result(syscall(600)); }
-ATTEMPT(inherited_fds, USER, "a descriptor that was left open before the walls (control: given one)") {
+ATTEMPT(inherited_fds, USER, "a descriptor that was left open before the sandbox (control: given one)") {
     int found = 0;
     DIR *directory = opendir("/proc/self/fd");
     struct dirent *entry;

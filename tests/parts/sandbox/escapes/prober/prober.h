@@ -1,6 +1,6 @@
 /* The prober: tries to get out, and says of each attempt what came of it.
  *
- * One program for inside and outside: behind walls every attempt is to fail, and without them the
+ * One program for inside and outside: inside a sandbox every attempt is to fail, and without them the
  * same code is to succeed, which shows that an attempt tries what it says. */
 #ifndef PROBER_H
 #define PROBER_H
@@ -38,7 +38,7 @@
 typedef int attempt(void);
 
 /* Where the positive control of an attempt runs: as root, or as an ordinary user, in throwaway
- * namespaces without walls; PERMISSION as root too, where success would harm: there another errno than a
+ * namespaces without a sandbox; PERMISSION as root too, where success would harm: there another errno than a
  * refusal shows that the call got past the check; NONE: nothing on this side proves it, the text says why. */
 enum control { ROOT, USER, PERMISSION, NONE };
 
@@ -51,7 +51,7 @@ void add(const char *name, enum control control, const char *what, attempt *run)
 /* What the test told: key=value arguments; "" if it did not. */
 const char *told(const char *key);
 long told_number(const char *key);
-/* Behind walls, or a control. */
+/* Inside a sandbox, or a control. */
 int walled(void);
 int say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *joined(const char *directory, const char *name);
@@ -65,7 +65,7 @@ static inline int opened(const char *path, int flags) {
 }
 /* Read of a file that holds the secret. */
 int reads(const char *path, const char *secret);
-/* A child of the prober's that waits, for controls; behind walls the host's, or pid 1. */
+/* A child of the prober's that waits, for controls; inside a sandbox the host's, or pid 1. */
 pid_t victim(void);
 /* The process that started the prober. */
 pid_t starter(void);

@@ -14,7 +14,7 @@ static int of(pid_t pid, const char *file) {
     snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, file);
     return reads(path, SECRET);
 }
-/* Behind walls pid 1 holds the lines to the supervisor; the control takes a process that it may have. */
+/* Inside a sandbox pid 1 holds the lines to the supervisor; the control takes a process that it may have. */
 static pid_t target(void) { return walled() ? 1 : victim(); }
 
 ATTEMPT(environ_victim, ROOT, "environment of a process of the host") { return of(victim(), "environ"); }
@@ -198,7 +198,7 @@ ATTEMPT(keyctl_join, USER, "join a keyring by name") { return result(syscall(SYS
 ATTEMPT(add_key_user, USER, "add a key to the user's keyring, which outlives the sandbox") { return result(syscall(SYS_add_key, "user", "marshal", "x", 1, -4)); }
 ATTEMPT(request_key_user, PERMISSION, "request_key, which can start a program of the host") { int error = result(syscall(SYS_request_key, "user", "marshal-none", NULL, 0)); return walled() || error == EPERM ? error : 0; }
 
-/* Bombs: bounded here, beyond every limit of the walls. */
+/* Bombs: bounded here, beyond every limit of the sandbox. */
 ATTEMPT(fork_bomb, USER, "400 processes at once") {
     static pid_t children[400];
     int made = 0, error = 0;
