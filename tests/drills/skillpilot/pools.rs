@@ -94,7 +94,7 @@ fn the_documented_tool_of_ones_own_works() {
             "let kept = 6\nfor (const i of [1, 2])\n  console.log(i)\nkept * 7",
             "console.log(kept)\nif (",
             "const fs = require('fs')",
-            "console.log(`<${stored}>`, typeof fs.readFileSync)",
+            "console.log(`<${kept}>`, typeof fs.readFileSync)",
         ],
     );
     let answers: Vec<_> = results.iter().map(answer).collect();

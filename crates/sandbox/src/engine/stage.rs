@@ -15,6 +15,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, MoveMountFlags};
 
 use super::super::failure::{FailureContext, StepResult, failure};
@@ -22,8 +23,8 @@ use super::super::host_trees::SupervisorBinary;
 use super::super::{host_trees, root};
 use marshal_wire::shim::{Mount, MountSource, OpenedMount, SetupFailure, ShimPlan, Stage as At_};
 
-/// Mount point of the stage, in its own mount namespace: a directory that exists for every
-/// supervisor that is root, and that everybody may enter.
+/// Mount point of the stage, in its own mount namespace: a directory that everybody may enter. A
+/// supervisor has its uid locks below it; whoever runs one command alone may be the first here.
 pub(super) const STAGE_DIR: &str = "/run/marshal";
 /// Size of the stage itself in bytes: mount points and a few small files.
 const STAGE_BYTES: u64 = 1 << 20;
@@ -84,6 +85,10 @@ pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> StepResu
         ..plan.clone()
     };
     let opened = host_trees::open(&shown, SupervisorBinary::Tree(binary))?;
+    match rustix::fs::mkdir(STAGE_DIR, Mode::from_raw_mode(0o755)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(errno).on(At_::Mount, "create", STAGE_DIR),
+    }
     let stage = root::tmpfs(STAGE_BYTES, STAGE_INODES, 0o755)?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     rustix::mount::move_mount(&stage, "", CWD, STAGE_DIR, flags).on(
