@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_shows_weak_walls_below_their_pool_and_why_a_slot_is_parked() {
+    fn a_listing_shows_sandbox_gaps_below_their_pool_and_why_a_slot_is_parked() {
         insta::assert_snapshot!(render(&listing(), 100.0));
     }
 

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_door_that_does_not_close_is_left_by_a_second_signal() {
+    async fn a_second_signal_ends_a_listener_that_does_not_close() {
         let daemon = daemon_with(FakeFleet::new(), |listeners| {
             listeners.serve_also(std::future::pending());
         });

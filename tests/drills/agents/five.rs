@@ -161,7 +161,7 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
     assert_eq!(touch["outcome"], "done", "{all}");
     assert!(in_copy(&touch, "made.txt").exists(), "{all}");
     assert_eq!(touch["requests"]["allowed"], u64::from(kind.asks), "{all}");
-    walls_stand(drill, touch["session"].as_str().expect("a session"));
+    the_sandbox_stands(drill, touch["session"].as_str().expect("a session"));
     let session = touch["session"].as_str().expect("a session");
     let calls = events(drill, session, "tool_start");
     let unasked = events(drill, session, "tool_call_unrequested");
@@ -193,7 +193,7 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
 }
 
 /// Every layer was on, by what the journal says of the child.
-fn walls_stand(drill: &Drill, session: &str) {
+fn the_sandbox_stands(drill: &Drill, session: &str) {
     let started = events(drill, session, "child_started");
     let sandbox_spec: Vec<&str> = started[0]["sandbox"]
         .as_array()

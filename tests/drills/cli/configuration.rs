@@ -203,7 +203,7 @@ fn a_secret_reaches_the_agent_and_no_output() {
 }
 
 #[test]
-fn a_file_that_was_found_may_not_weaken_the_walls() {
+fn a_discovered_file_may_not_weaken_the_sandbox() {
     let outside = TempDir::new().expect("a directory");
     fs::write(outside.path().join("key"), "x").expect("written");
     chmod(&outside.path().join("key"), 0o600);

@@ -414,7 +414,7 @@ fn what_only_looks_like_a_tool_of_ours_is_judged_as_ever() {
 }
 
 #[test]
-fn walls_of_other_programs_carry_the_socket_too() {
+fn sandboxes_of_other_programs_carry_the_socket_too() {
     for launcher in ["bwrap", "container"] {
         let more = format!(
             "launcher = {launcher:?}\n{}",

@@ -304,7 +304,7 @@ fn an_engine_that_does_not_do_its_part_is_said_before_anything_runs() {
 }
 
 #[test]
-fn a_command_runs_in_the_walls_of_every_launcher() {
+fn a_command_runs_in_the_sandbox_of_every_launcher() {
     for launcher in LAUNCHERS {
         let drill = drill(launcher, 1);
         let launcher_word = format!("--launcher={launcher}");

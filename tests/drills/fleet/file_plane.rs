@@ -429,7 +429,7 @@ fn without_answers_and_for_other_asks_a_file_changes_nothing() {
 }
 
 #[test]
-fn a_file_answers_no_ask_of_another_door() {
+fn a_file_answers_no_approval_of_another_listener() {
     let drill = drill("answers = true", "");
     let _daemon = daemon(&drill);
     let other = client(&drill, &[UNDECIDED_PROMPT]);

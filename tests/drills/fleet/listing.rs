@@ -32,7 +32,7 @@ fn fleet_listing(drill: &Drill) -> Value {
 }
 
 #[test]
-fn pools_and_slots_are_listed_with_what_their_walls_lack() {
+fn pools_and_slots_are_listed_with_their_sandbox_gaps() {
     for (drill, is_root) in [(Drill::new(POOL), true), (Drill::of_nobody(POOL), false)] {
         let nobody = drill.run(&["ls"]);
         assert_eq!(nobody.code, Some(4), "{}", nobody.all());

@@ -53,7 +53,7 @@ fn ledger(result: &Value) -> String {
 }
 
 #[test]
-fn a_run_is_worked_in_walls_and_what_was_not_asked_for_is_judged_afterwards() {
+fn a_run_is_worked_in_a_sandbox_and_what_was_not_requested_is_judged_afterwards() {
     // A shutdown alone ends no such agent: a ladder that waited for that would take a minute.
     let drill = Drill::new(&pool(
         "",
@@ -96,7 +96,7 @@ fn a_denied_call_that_was_not_asked_for_may_interrupt_the_turn() {
 }
 
 #[test]
-fn only_its_walls_can_be_counted_on_and_that_is_said() {
+fn only_its_sandbox_can_be_counted_on_and_that_is_said() {
     let drill = Drill::new(&pool("", r#"guard = "policy""#));
     let ran = drill.run(&["run", "say hi"]);
     assert_eq!(ran.code, Some(2), "{}", ran.all());

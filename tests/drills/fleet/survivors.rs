@@ -117,7 +117,7 @@ fn a_restarted_slot_leaves_nothing_of_its_old_child() {
 
 /// Without a sandbox the promise is smaller: every stop, and the direct child on `kill -9`.
 #[test]
-fn without_walls_a_stop_leaves_nothing() {
+fn without_a_sandbox_a_stop_leaves_nothing() {
     let pool = POOL
         .replace("\"unshare\"", "\"none\"")
         .replace("size      = 8", "size      = 2");

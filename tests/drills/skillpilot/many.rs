@@ -146,7 +146,7 @@ fn meet(drill: &Drill, supervisor: &Running, sessions: usize) -> String {
 }
 
 #[test]
-fn many_sessions_in_walls_work_at_once_each_with_a_tool_of_its_own() {
+fn many_sandboxed_sessions_work_at_once_each_with_a_tool_of_its_own() {
     let sessions = if count(1) == 1 { 8 } else { 50 };
     let drill = Drill::new(&pool(&format!("size = {sessions}\nsession = \"slot\"\n")));
     // As many as there are slots wait for each other; then each slot gets more.

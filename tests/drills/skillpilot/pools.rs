@@ -59,7 +59,7 @@ pub(crate) fn plane(drill: &Drill) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_prompt_is_worked_by_a_tool_at_a_terminal_in_walls() {
+fn a_prompt_is_worked_by_a_tool_at_a_terminal_in_a_sandbox() {
     let drill = Drill::new(&pool(""));
     let prompt = "puts [expr {6 * 7}]\nputs [exec id -u]\nputs [exec tty]\nputs [file exists /root]\n\
                   set f [open made.txt w]; puts $f made; close $f\n";

@@ -428,7 +428,7 @@ fn an_output_that_nobody_reads_any_more_ends_the_command() {
 }
 
 #[test]
-fn walls_are_explained_in_words_and_as_data() {
+fn a_sandbox_is_explained_in_words_and_as_data() {
     let room = ExecHost::new();
     let mut command = room.command(Some(NOBODY));
     command.args(["sandbox", "explain", "--mode=ro"]);

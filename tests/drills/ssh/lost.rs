@@ -92,7 +92,7 @@ fn a_stalled_connection_counts_as_lost() {
 }
 
 #[test]
-fn a_killed_supervisor_leaves_nothing_behind_far_walls_and_no_client_here() {
+fn a_killed_supervisor_leaves_nothing_in_a_remote_sandbox_and_no_client_here() {
     let far = SshHost::start();
     let drill = Drill::new(&far.pool(&format!("{}\nmarshal = \"marshal\"", far.keys()), ""));
     let running = busy(&drill);

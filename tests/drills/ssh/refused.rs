@@ -133,7 +133,7 @@ fn a_program_that_is_not_there_is_told_with_what_helps() {
 }
 
 #[test]
-fn walls_that_cannot_be_built_at_the_far_end_are_never_left_out() {
+fn a_remote_sandbox_that_cannot_be_built_is_never_left_out() {
     let far = SshHost::start();
     let keys = format!(
         "{}\nmarshal = \"marshal\"\nhome = \"/no/such/home\"",

@@ -126,7 +126,7 @@ async fn nothing_left(place: &Place, marker: &str) {
 }
 
 #[tokio::test]
-async fn the_agent_is_the_same_nobody_as_in_walls_of_our_own() {
+async fn the_agent_is_the_same_nobody_as_with_unshare() {
     let (place, profile) = (Place::new(), profile());
     let script = "id -u; id -g; grep -E '^(Cap...|NoNewPrivs|Groups):' /proc/self/status; \
                   hostname 2>/dev/null || cat /etc/hostname; grep ^agent: /etc/passwd; \

@@ -276,7 +276,7 @@ fn on_the_hosts_network_a_missing_landlock_is_told_as_what_it_leaves_open() {
 }
 
 #[test]
-fn a_program_that_is_to_put_walls_up_and_is_missing_is_in_the_table() {
+fn a_missing_sandbox_program_is_in_the_table() {
     for (launcher, feature, image) in [
         ("bwrap", "bwrap", ""),
         (

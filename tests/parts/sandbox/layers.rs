@@ -114,7 +114,7 @@ async fn calls_are_refused_by_the_filter_and_by_nothing_else() {
 }
 
 #[tokio::test]
-async fn what_comes_by_the_door_wears_it_too() {
+async fn a_command_that_enters_later_has_the_filter_too() {
     let (place, profile) = (Place::new(), profile());
     let request = SandboxRequest {
         has_sandbox_entry: true,

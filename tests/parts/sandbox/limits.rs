@@ -354,7 +354,7 @@ async fn killed_frozen(plan: LaunchPlan) -> Duration {
 }
 
 #[tokio::test]
-async fn without_walls_nobody_gets_away_who_has_lost_his_leash() {
+async fn without_a_sandbox_no_process_survives_that_lost_its_leash() {
     if !is_root() {
         eprintln!("not tested as this user: no group was handed to it");
         return;

@@ -31,7 +31,7 @@ async fn without_user_namespaces_the_start_fails_and_says_so() {
     // In a user namespace of its own that may have none below it.
     let script = format!(
         "echo 0 > /proc/sys/user/max_user_namespaces && exec '{}' --ignored --exact \
-         sandbox::refusals::no_walls_can_be_had --nocapture",
+         sandbox::refusals::no_sandbox_can_be_built --nocapture",
         tests.display(),
     );
     let output = command
@@ -55,7 +55,7 @@ async fn without_user_namespaces_the_start_fails_and_says_so() {
 
 #[tokio::test]
 #[ignore = "a part of without_user_namespaces_the_start_fails_and_says_so"]
-async fn no_walls_can_be_had() {
+async fn no_sandbox_can_be_built() {
     let profile = profile();
     let sandbox_spec = sandbox::plan(&sandbox::probe_request(&profile, ids())).unwrap();
     let failed = launch::probe_shim_plan(&spawner(), sandbox_spec, sandbox::limits_of(&profile))
@@ -108,7 +108,7 @@ async fn a_missing_program_is_not_a_failed_wall() {
 }
 
 #[tokio::test]
-async fn walls_for_somebody_else_are_refused() {
+async fn a_sandbox_for_another_user_is_refused() {
     let profile = profile();
     let wrong = sandbox::HostIds::Own {
         uid: 12_345,

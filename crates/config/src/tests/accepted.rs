@@ -333,7 +333,7 @@ fn programs_of_bound_directories_and_of_the_workspace_are_inside() {
 }
 
 #[test]
-fn without_walls_the_configuration_says_what_is_lost() {
+fn without_a_sandbox_the_configuration_says_what_is_lost() {
     let config = accepted_by(&explicit_origin(), &script("launcher = \"none\""));
     let pool = only(&config);
     assert_eq!(pool.network, Network::Host);
@@ -489,7 +489,7 @@ fn an_agents_own_keys_hold_where_the_file_has_none() {
 }
 
 #[test]
-fn an_agent_that_cannot_ask_is_held_by_its_walls_and_that_is_said() {
+fn an_agent_that_cannot_ask_is_confined_by_its_sandbox_and_that_is_said() {
     let pool = |keys: &str| accepted_by(&explicit_origin(), &format!("[pool.demo]\n{keys}\n"));
     let config = pool("command = [\"loaf\", \"rpc\"]\ndialect = \"loaf\"\nmodel = \"m\"");
     let loaf = only(&config);

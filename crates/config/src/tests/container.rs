@@ -71,7 +71,7 @@ fn a_pool_may_have_an_image_of_its_own() {
 }
 
 #[test]
-fn options_that_change_the_walls_are_refused_and_so_are_unknown_ones() {
+fn options_that_change_the_sandbox_are_refused_and_so_are_unknown_ones() {
     let with = |option: &str| {
         format!("{POOL}[container]\nimage = \"localhost/a\"\nextra = [{option:?}]\n")
     };

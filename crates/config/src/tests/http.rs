@@ -7,7 +7,7 @@ use crate::{TlsFiles, HttpConfig};
 use marshal_model::Role;
 
 #[test]
-fn a_door_beyond_loopback_needs_a_certificate_or_the_words() {
+fn a_listener_beyond_loopback_needs_a_certificate_or_the_key() {
     let listen = "[supervisor]\nlisten = \"0.0.0.0:7117\"\n";
     let tls = "[http]\ntls = { certificate = \"cert.pem\", key = \"/keys/key.pem\" }\n";
     let config = accepted_by(&explicit_origin(), &file(&format!("{listen}{tls}")));
@@ -27,7 +27,7 @@ fn a_door_beyond_loopback_needs_a_certificate_or_the_words() {
 }
 
 #[test]
-fn what_opens_a_door_is_checked() {
+fn listener_keys_are_checked() {
     let refused = |keys: &str, why: &str| refused_by(&explicit_origin(), &file(&format!("[http]\n{keys}")), why);
     refused("tls = { certificate = \"c\" }", "http.tls: tls needs the file of its key");
     refused("tls = { key = \"/c\" }", "tls needs the file of its certificate");

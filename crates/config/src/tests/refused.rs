@@ -281,7 +281,7 @@ fn nothing_inside_a_writable_workspace_may_decide() {
 }
 
 #[test]
-fn a_file_that_was_found_may_not_weaken_the_walls() {
+fn a_discovered_file_may_not_weaken_the_sandbox() {
     let check = |text: &str, expect: &str| {
         refused_by(&discovered_origin(), text, expect);
         Config::parse(text, &explicit_origin()).unwrap_or_else(|errors| panic!("{text}\n{errors}"));

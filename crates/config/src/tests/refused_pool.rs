@@ -182,7 +182,7 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
 }
 
 #[test]
-fn an_overlay_needs_walls_and_goes_with_no_check_beside_its_agent() {
+fn an_overlay_needs_a_sandbox_and_goes_with_no_check_beside_its_agent() {
     let overlay = "workspace = { path = \".\", mode = \"overlay\" }";
     check(&format!("{overlay}\nlauncher = \"none\""), "mode = \"overlay\" needs a sandbox");
     check(&format!("{overlay}\nlauncher = \"bwrap\""), "\"overlay\" needs launcher = \"unshare\": \"bwrap\" mounts no overlay");

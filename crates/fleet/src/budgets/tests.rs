@@ -434,7 +434,7 @@ async fn a_route_passes_nothing_that_is_spent_or_cannot_be_counted() {
 }
 
 #[tokio::test]
-async fn a_closed_purse_is_opened_again_with_what_was_in_it() {
+async fn a_closed_spend_tracker_is_opened_again_with_what_was_spent() {
     simulate_stamps(NOON);
     let dir = directory();
     let kept = journal(dir.path(), &["a", "b"]);

@@ -217,7 +217,7 @@ fn the_client_gets_no_terminal_no_forwarding_and_no_configuration() {
 }
 
 #[test]
-fn walls_at_the_far_end_go_around_the_command() {
+fn a_remote_sandbox_goes_around_the_command() {
     let ssh = Ssh {
         workspace: "/srv/my work".to_owned(),
         sandbox: Some(RemoteSandbox {

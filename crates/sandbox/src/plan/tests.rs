@@ -36,12 +36,12 @@ fn request(profile: &Sandbox) -> SandboxRequest<'_> {
 }
 
 #[test]
-fn the_walls_of_a_copy_as_root() {
+fn the_sandbox_of_a_copy_as_root() {
     insta::assert_json_snapshot!(plan(&request(&profile())).unwrap());
 }
 
 #[test]
-fn the_walls_of_an_ordinary_user_with_the_hosts_network_and_the_whole_proc() {
+fn the_sandbox_of_an_ordinary_user_with_the_hosts_network_and_the_whole_proc() {
     let profile = Sandbox {
         proc_mode: ProcMode::Masked,
         ..profile()
