@@ -116,7 +116,7 @@ fn a_program_that_is_not_there_is_told_with_what_helps() {
     assert_detail(
         &ran,
         &detail,
-        &["could not be started at far@127.0.0.1", "env.path_add"],
+        &["could not be started on far@127.0.0.1", "env.path_add"],
     );
     assert_eq!(far.connections(), 1, "{}", far.log());
     let work = far.work().display().to_string();
