@@ -9,9 +9,9 @@ use crate::conformance::row::Row;
 
 const BEGINS: &str = "# What each dialect does
 
-Every protocol that is spoken is held against the same behaviours. This page is made by the test that does it (`tests/run conformance`): each cell is a conversation of the program
-itself, as a daemon, with a real child in a sandbox, and holds only if that was seen in its journal, over HTTP and in what the child wrote down of what it heard. `none` means that the protocol has
-none; that is checked as well, and the note says why.
+The same behaviours are tested for every protocol. The test writes this page (`tests/run conformance`). Each cell is a conversation of the daemon with a real child in a sandbox. It holds
+only if the behaviour was seen in the journal, over HTTP and in the child's own record of what it received. `none` means that the protocol does not have it; that is tested as well, and the
+note gives the reason.
 
 ";
 

@@ -66,9 +66,9 @@ impl Runner {
             preamble: format!("{json}\n").into_bytes(),
         };
         let run = self.host.run_to_end(plan, self.timeout, HOOK_OUTPUT_BYTES);
-        let error = |why: String, again| DeliveryError {
+        let error = |why: String, is_retryable| DeliveryError {
             why,
-            again,
+            is_retryable,
             result: HookResult::Failed,
         };
         let finished = match run.await {
@@ -89,10 +89,10 @@ impl Runner {
         match finished.status {
             ExitStatus::Code(0) => Ok(()),
             status => {
-                let again = matches!(status, ExitStatus::Code(TEMPFAIL));
+                let is_retryable = matches!(status, ExitStatus::Code(TEMPFAIL));
                 Err(error(
                     format!("the command ended with {status}: {output}"),
-                    again,
+                    is_retryable,
                 ))
             }
         }

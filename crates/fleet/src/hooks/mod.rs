@@ -37,11 +37,11 @@ use pending_notifications::PendingNotifications;
 /// The hooks of a fleet.
 #[derive(Debug)]
 pub(crate) struct Hooks {
-    each: Vec<Arc<HookWorker>>,
+    workers: Vec<Arc<HookWorker>>,
     /// Cancelled when the supervisor ends: pending messages are sent at once, without the interval.
     closing: CancellationToken,
     /// Cancelled to abandon all deliveries.
-    over: CancellationToken,
+    abandoned: CancellationToken,
     tasks: TaskTracker,
 }
 
@@ -65,7 +65,7 @@ struct DeliveryError {
     why: String,
     result: HookResult,
     /// Whether a retry may succeed.
-    again: bool,
+    is_retryable: bool,
 }
 
 impl Hooks {
@@ -79,12 +79,12 @@ impl Hooks {
         ambient: &Ambient,
     ) -> Result<Self, WebhookSetupError> {
         let hooks = Self {
-            each: config.hooks.iter().map(HookWorker::of).collect(),
+            workers: config.hooks.iter().map(HookWorker::of).collect(),
             closing: CancellationToken::new(),
-            over: CancellationToken::new(),
+            abandoned: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        for worker in &hooks.each {
+        for worker in &hooks.workers {
             initialise_hook(&worker.hook.name);
             let transport = match &worker.hook.target {
                 HookTarget::Address(to) => {
@@ -95,11 +95,11 @@ impl Hooks {
                 }
             };
             let (worker, ambient) = (Arc::clone(worker), ambient.clone());
-            let (closing, over) = (hooks.closing.clone(), hooks.over.clone());
+            let (closing, abandoned) = (hooks.closing.clone(), hooks.abandoned.clone());
             hooks.tasks.spawn(async move {
                 tokio::select! {
                     () = worker.run(&transport, &ambient, &closing) => {}
-                    () = over.cancelled() => {}
+                    () = abandoned.cancelled() => {}
                 }
             });
         }
@@ -109,7 +109,7 @@ impl Hooks {
 
     /// Queues a durable notification for the hooks that select it. Never waits.
     pub(crate) fn notify(&self, notification: &Notification) {
-        for worker in &self.each {
+        for worker in &self.workers {
             let hook = &worker.hook;
             let is_selected = hook.events.contains(&notification.kind())
                 && notification.concerns_any_of(&hook.pools);
@@ -141,7 +141,7 @@ impl Hooks {
             let kill_timeout = Duration::from_secs(5);
             let _ = tokio::time::timeout(kill_timeout, self.tasks.wait()).await;
         }
-        for worker in &self.each {
+        for worker in &self.workers {
             let pending = worker
                 .pending
                 .lock()
@@ -155,7 +155,7 @@ impl Hooks {
     /// Sends nothing more: abandons messages in delivery and kills their commands.
     pub(crate) fn abandon(&self) {
         self.closing.cancel();
-        self.over.cancel();
+        self.abandoned.cancel();
     }
 }
 
@@ -229,7 +229,7 @@ impl HookWorker {
                 Ok(()) => return self.log_result(HookResult::Delivered, ""),
                 Err(error) => error,
             };
-            match delays.next().filter(|_| error.again) {
+            match delays.next().filter(|_| error.is_retryable) {
                 Some(delay) => {
                     tracing::info!(hook = self.hook.name, why = error.why, again_in = ?delay, "a hook's message was not delivered: it is sent again");
                     tokio::time::sleep(*delay).await;
@@ -244,7 +244,7 @@ impl From<WebhookError> for DeliveryError {
     fn from(error: WebhookError) -> Self {
         Self {
             why: error.to_string(),
-            again: error.is_retryable(),
+            is_retryable: error.is_retryable(),
             result: match error {
                 WebhookError::Refused(_) | WebhookError::Redirect(_) => HookResult::Refused,
                 _ => HookResult::Failed,

@@ -166,7 +166,7 @@ impl Coordinator {
         by: String,
         verdict: Verdict,
     ) -> Result<(), ChatError> {
-        let again = |stuck: StepError| match stuck {
+        let to_chat_error = |stuck: StepError| match stuck {
             StepError::Retry(why) => ChatError::Unavailable(why),
             StepError::Stopping => ChatError::Unavailable("the supervisor is stopping".to_owned()),
         };
@@ -197,22 +197,22 @@ impl Coordinator {
                     )));
                 }
                 let review = self.review_of(ReviewState::Approved, &now, (by, Vec::new()), "");
-                self.approve(&chat, review).await.map_err(again)
+                self.approve(&chat, review).await.map_err(to_chat_error)
             }
             Verdict::Rejected { why } => {
                 let by = (by, Vec::new());
                 let review = self.review_of(ReviewState::Rejected, &waiting.sha256, by, &why);
                 let event = review_event(&chat, &review);
-                let members = self.members().await.map_err(again)?;
+                let members = self.members().await.map_err(to_chat_error)?;
                 let planner = members.iter().find(|of| of.settings.planner.is_some());
                 let Some(planner) = planner else {
                     self.append_events(vec![event], vec![row(review)])
                         .await
-                        .map_err(again)?;
+                        .map_err(to_chat_error)?;
                     let message = format!("the plan was not approved: {why}");
                     let end =
                         self.end_work(&chat, TurnOutcome::Failed, "rejected", message, Vec::new());
-                    return end.await.map(|_| ()).map_err(again);
+                    return end.await.map(|_| ()).map_err(to_chat_error);
                 };
                 let progress = ChatProgress {
                     reminders: 0,
@@ -224,7 +224,7 @@ impl Coordinator {
                 let rows = vec![row(review), planning];
                 self.send(&planner.session, content, vec![event], |_| rows)
                     .await
-                    .map_err(again)
+                    .map_err(to_chat_error)
             }
         }
     }
