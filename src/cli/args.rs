@@ -272,7 +272,7 @@ pub enum ConfigCommand {
     Check,
     /// Print the JSON Schema of the configuration, for editors
     Schema {
-        /// Print the schema of a custom dialect's table instead
+        /// Print the schema of a custom dialect's definition instead
         #[arg(long)]
         dialect: bool,
     },

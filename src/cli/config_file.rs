@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::agents::{self, find::SearchPaths};
 use super::trust::{OpenError, Untrusted, display_path, open_trusted, why};
-use marshal_config::dialect_table::TABLE_BYTES;
-use marshal_config::{Config, ConfigErrors, DEFAULT, DialectTable, Origin, Pool, Ssh};
+use marshal_config::dialect_definition::DEFINITION_BYTES;
+use marshal_config::{Config, ConfigErrors, DEFAULT, DialectDefinition, Origin, Pool, Ssh};
 use marshal_model::limits;
 
 /// The default file in the current directory.
@@ -78,7 +78,7 @@ pub enum LoadError {
 /// system shows.
 pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
     let mut loaded = load_for_client(named, cwd)?;
-    load_dialect_tables(&mut loaded.config)?;
+    load_dialect_definitions(&mut loaded.config)?;
     check_policies(&loaded.config).map_err(Box::new)?;
     Ok(loaded)
 }
@@ -175,16 +175,16 @@ fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
     }
 }
 
-/// Reads the tables of custom dialects. A table decides what counts as a permission request and how
+/// Reads the definitions of custom dialects. A definition decides what counts as a permission request and how
 /// it is answered, so its file must be trusted.
-fn load_dialect_tables(config: &mut Config) -> Result<(), LoadError> {
+fn load_dialect_definitions(config: &mut Config) -> Result<(), LoadError> {
     let mut faults = Vec::new();
     for pool in &mut config.pools {
         let Some(file) = pool.custom_dialect.as_ref().map(|own| own.file.clone()) else {
             continue;
         };
-        match read_table(&file) {
-            Ok(table) => faults.extend(pool.set_dialect_table(Arc::new(table?))),
+        match read_definition(&file) {
+            Ok(definition) => faults.extend(pool.set_dialect_definition(Arc::new(definition?))),
             Err(message) => {
                 let key = format!("pool.{}.dialect.custom", pool.name);
                 faults.push((key, message, None));
@@ -199,19 +199,19 @@ fn load_dialect_tables(config: &mut Config) -> Result<(), LoadError> {
 }
 
 /// The table of a file, or its errors; the outer error is why the file cannot be read.
-fn read_table(file: &Path) -> Result<Result<DialectTable, Box<ConfigErrors>>, String> {
+fn read_definition(file: &Path) -> Result<Result<DialectDefinition, Box<ConfigErrors>>, String> {
     let cannot = |error| format!("cannot read {}: {}", display_path(file), why(&error));
     let opened = open_trusted(file).map_err(|error| match error {
         OpenError::Read(error) => cannot(error),
         OpenError::Untrusted(error) => error.to_string(),
     })?;
     let mut bytes = Vec::new();
-    let max_bytes = TABLE_BYTES as u64 + 1;
+    let max_bytes = DEFINITION_BYTES as u64 + 1;
     opened
         .take(max_bytes)
         .read_to_end(&mut bytes)
         .map_err(cannot)?;
-    Ok(DialectTable::parse(&bytes, file).map_err(Box::new))
+    Ok(DialectDefinition::parse(&bytes, file).map_err(Box::new))
 }
 
 /// Checks the files of policies. Clients of a running supervisor skip this: the supervisor has its

@@ -210,11 +210,11 @@ fn normalize_name(name: &str) -> String {
     letters.flat_map(char::to_lowercase).collect()
 }
 
-/// What the schema says of ids that agents give: any text that is one line.
+/// The JSON-schema pattern of ids that agents give: any text that is one line.
 const ID_PATTERN: &str = "^[^\\u0000-\\u001f]{1,256}$";
-/// What the schema says of a tool server's name.
+/// The JSON-schema pattern of a tool server's name.
 const NAME_PATTERN: &str = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$";
-/// What the schema says of a path on a route.
+/// The JSON-schema pattern of a path on a route.
 const PATH_PATTERN: &str = "^/[A-Za-z0-9._~/-]{0,255}$";
 
 /// The keys, with the places that a check of the whole pool may report.

@@ -9,7 +9,7 @@ use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
 use super::command::{self, PLACEHOLDERS, Piece};
-use super::dialect_table::CustomDialect;
+use super::dialect_definition::CustomDialect;
 use super::error::quote;
 use super::nearest::nearest;
 use super::paths;
@@ -186,7 +186,7 @@ fn check_placeholders(pool: &Section<'_>, word: &Located<String>) {
     }
 }
 
-/// What the schema says of `model` and `mode`.
+/// The JSON-schema pattern of `model` and `mode`.
 pub(super) const MODEL_PATTERN: &str = r"^[A-Za-z0-9][A-Za-z0-9._:/@+\[\]-]{0,127}$";
 
 /// Whether a text may be a `model` or a `mode`.

@@ -57,7 +57,7 @@ pub enum Approver {
 /// The word for [`Approver::Owner`].
 const OWNER: &str = "owner";
 
-/// What the schema says of an approver.
+/// The JSON-schema pattern of an approver.
 pub(super) const PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
 
 impl Approver {

@@ -73,7 +73,7 @@ pub struct Price {
 /// `[price]`: by a model's name, or a prefix and `*`.
 pub type Prices = BTreeMap<String, Price>;
 
-/// What the schema says of a model's name.
+/// The JSON-schema pattern of a model's name.
 const MODEL: &str = "^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}\\*?$";
 
 /// The highest price, in US dollars per million tokens.

@@ -56,7 +56,7 @@ impl Cache {
     }
 }
 
-/// What the schema says of a word of `cache`.
+/// The JSON-schema pattern of a word of `cache`.
 const PATTERN: &str = "^(cargo|npm|pip)$";
 
 /// Directories of caches that the file names, absolute.

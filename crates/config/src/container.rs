@@ -92,19 +92,19 @@ const FORBIDDEN_OPTIONS: &[&str] = &[
     "-v",
 ];
 
-/// What the schema says of an image.
-pub(super) const IMAGE: &str =
+/// The JSON-schema pattern of an image.
+pub(super) const IMAGE_PATTERN: &str =
     r"^(localhost/[A-Za-z0-9._/:-]+|[A-Za-z0-9._/:-]+@sha256:[0-9a-f]{64}|sha256:[0-9a-f]{64})$";
-/// What the schema says of a runtime.
-const RUNTIME: &str = r"^[A-Za-z0-9/][A-Za-z0-9._/-]*$";
-/// What the schema says of an option.
-const OPTION: &str = r"^--[a-z-]+=[^\n]+$";
+/// The JSON-schema pattern of a runtime.
+const RUNTIME_PATTERN: &str = r"^[A-Za-z0-9/][A-Za-z0-9._/-]*$";
+/// The JSON-schema pattern of an option.
+const OPTION_PATTERN: &str = r"^--[a-z-]+=[^\n]+$";
 
 /// Reads the table. `is_discovered`: the file was discovered, not named.
 pub(super) fn read(section: &Section<'_>, is_there: bool, is_discovered: bool) -> Container {
     let engine = section.keyword::<ContainerEngine>("engine", &[]);
     let runtime = section.get("runtime").and_then(|item| {
-        let found = item.text_like(RUNTIME)?;
+        let found = item.text_like(RUNTIME_PATTERN)?;
         let fits = found.value.len() <= 255
             && !found.value.starts_with(['-', '.', '_'])
             && found
@@ -139,7 +139,7 @@ pub(super) fn read(section: &Section<'_>, is_there: bool, is_discovered: bool) -
 
 /// The image of this table, or of a pool's.
 pub(super) fn read_image(section: &Section<'_>) -> Option<String> {
-    let found = section.get("image")?.text_like(IMAGE)?;
+    let found = section.get("image")?.text_like(IMAGE_PATTERN)?;
     if let Some((message, help)) = image_error(&found.value) {
         section
             .diagnostics
@@ -200,7 +200,7 @@ fn image_error(image: &str) -> Option<(String, String)> {
 /// The global options, and those of `run`.
 fn read_extra_options(section: &Section<'_>) -> (Vec<String>, Vec<String>) {
     let (mut before, mut of_run) = (Vec::new(), Vec::new());
-    let found = section.texts_like("extra", OPTION);
+    let found = section.texts_like("extra", OPTION_PATTERN);
     for Located { value, place } in found.map_or_else(Vec::new, |found| found.value) {
         match classify_option(section.diagnostics, &value, &place) {
             Some(true) => before.push(value),

@@ -58,10 +58,10 @@ impl fmt::Display for DelegateTarget {
 /// Bounds of the timeout: long enough to start a program, and no longer than an agent waits.
 const TIMES: RangeInclusive<Duration> = Duration::from_millis(10)..=limits::DELEGATE_TIMEOUT_MAX;
 
-/// What the schema says of the URL.
+/// The JSON-schema pattern of the URL.
 const URL_PATTERN: &str = r"^(https://|http://(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?(/|$)).*$";
 
-/// What the schema says of a kind of tool.
+/// The JSON-schema pattern of a kind of tool.
 const TOOL_PATTERN: &str = "^(shell|read|write|edit|delete|move|fetch|mcp|unknown)$";
 
 /// Reads the table `delegate`. `is_discovered`: the file was discovered, not named, so it may have none.

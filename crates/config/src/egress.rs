@@ -77,7 +77,7 @@ pub struct AllowedHost {
 /// The default port of a line.
 const PORT: u16 = 443;
 
-/// What the schema says of a line.
+/// The JSON-schema pattern of a line.
 const ALLOW_PATTERN: &str = r"^(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?(:[1-9][0-9]{0,4})?$";
 
 /// Why a text is not a host for an allow-list.

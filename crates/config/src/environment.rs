@@ -48,10 +48,10 @@ const SECRET_NAME_PARTS: &[&str] = &[
     "SESSION",
 ];
 
-/// What the schema says of a variable's name.
+/// The JSON-schema pattern of a variable's name.
 pub(super) const NAME_PATTERN: &str = "^[A-Za-z_][A-Za-z0-9_]{0,127}$";
 
-/// What the schema says of a directory of `path_add`.
+/// The JSON-schema pattern of a directory of `path_add`.
 const DIRECTORY_PATTERN: &str = r"^(\$HOME)?/(?!(.*/)?\.\.(/|$))[^:]*$";
 
 /// Reads the table. `is_discovered`: the file was discovered, not named, so it may not use secrets.

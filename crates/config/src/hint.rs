@@ -189,9 +189,9 @@ fn read_rows(root: &Section<'_>) -> Vec<Hint> {
     tables.filter_map(|table| read_row(&table)).collect()
 }
 
-/// What the schema says of an agent's name.
+/// The JSON-schema pattern of an agent's name.
 const AGENT_PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
-/// What the schema says of pattern and text.
+/// The JSON-schema pattern of pattern and text.
 const PATTERN_PATTERN: &str = "^.{1,1024}$";
 const TEXT_PATTERN: &str = "^.{1,500}$";
 

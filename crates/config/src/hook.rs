@@ -127,7 +127,7 @@ impl fmt::Debug for HookUrl {
 
 /// The schema's pattern of a URL; a pattern cannot express all checks.
 const URL_PATTERN: &str = "^https?://[^/?#@]+(/[^#]*)?$";
-/// What the schema says of a pool's name.
+/// The JSON-schema pattern of a pool's name.
 const POOL_PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
 /// The schema's pattern of an event.
 const EVENT_PATTERN: &str = "^(approval|parked|run_ended|budget_spent)$";

@@ -156,9 +156,9 @@ impl fmt::Display for UidRange {
 const MIN_UID: u32 = 1000;
 /// The greatest: programs that take ids for signed numbers misread those beyond.
 const MAX_UID: u32 = (1 << 31) - 1;
-/// What the schema says of `uid_range`.
+/// The JSON-schema pattern of `uid_range`.
 const RANGE_PATTERN: &str = "^(auto|[0-9]{4,10}-[0-9]{4,10})$";
-/// What the schema says of a word of `allow_degrade`.
+/// The JSON-schema pattern of a word of `allow_degrade`.
 const DEGRADABLE_PATTERN: &str = "^(landlock|cgroup\\.memory|cgroup\\.pids|cgroup\\.cpu)$";
 
 /// Reads the keys; `base` has the defaults.

@@ -53,14 +53,14 @@ pub struct NamedToken {
 /// The key of the listener's only file without a secret.
 const CERTIFICATE: &str = "http.tls.certificate";
 
-/// What the schema says of a name of this server.
+/// The JSON-schema pattern of a name of this server.
 const HOST_PATTERN: &str = r"^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$";
 
-/// What the schema says of a token's name, and its words for people.
+/// The JSON-schema pattern of a token's name, and its words for people.
 const NAME_PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
 
 /// The schema's pattern of an address; a pattern cannot express all checks.
-const LISTEN: &str = r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}$";
+const LISTEN_PATTERN: &str = r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}$";
 
 /// Reads `[http]`. `is_discovered`: the file was discovered, not named, so it cannot set this.
 pub(super) fn read(section: &Section<'_>, is_discovered: bool, dir: &Path) -> HttpConfig {
@@ -299,7 +299,7 @@ impl HttpConfig {
         item: &Entry<'_>,
         diagnostics: &Diagnostics,
     ) -> Option<SocketAddr> {
-        let found = item.text_like(LISTEN)?;
+        let found = item.text_like(LISTEN_PATTERN)?;
         let text = found.value.as_str();
         let Ok(address) = text.parse::<SocketAddr>() else {
             let message = format!(

@@ -21,7 +21,7 @@ mod command;
 mod container;
 mod delegate;
 mod describe;
-pub mod dialect_table;
+pub mod dialect_definition;
 mod egress;
 mod engine_tools;
 mod environment;
@@ -75,7 +75,7 @@ pub use budget::{PoolBudget, Price, Prices, can_know_cost, find_price, may_repor
 pub use codex::{ApprovalPolicy, CodexSettings};
 pub use command::{OWN_PROGRAM, PlaceholderValues};
 pub use delegate::{Delegate, DelegateTarget};
-pub use dialect_table::{CustomDialect, DialectTable};
+pub use dialect_definition::{CustomDialect, DialectDefinition};
 pub use environment::{HOME_PLACEHOLDER as HOME_OF_CHILD, is_likely_secret};
 pub use error::{ConfigError, ConfigErrors, SourceMap};
 pub use file_plane::FilePlane;

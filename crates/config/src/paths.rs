@@ -25,7 +25,7 @@ pub(super) const PATTERN: &str = r"^(?!~(/|$))(?!\$)(?!.*\$\{).+$";
 /// The same, or empty.
 pub(super) const PATTERN_OR_EMPTY: &str = r"^(?!~(/|$))(?!\$)(?!.*\$\{).*$";
 
-/// What the schema says of a path inside: [`sandbox_path_error`] as a pattern.
+/// The JSON-schema pattern of a path inside: [`sandbox_path_error`] as a pattern.
 pub(super) const SANDBOX_PATH_PATTERN: &str = r"^(?!/)(?!(.*/)?\.\.(/|$))(?!\.(/|$)).*[^/]$";
 
 /// What is wrong with a text as a path on the host.

@@ -1,7 +1,7 @@
-//! The dialect of a pool: a built-in one, or the file of a table.
+//! The dialect of a pool: a built-in one, or a custom one by a definition file.
 //!
-//! Must not know the keys of a table, or read files: the command line reads them and sets the table
-//! ([`Pool::set_dialect_table`]).
+//! Must not know the keys of a definition, or read files: the command line reads them and sets the
+//! definition ([`Pool::set_dialect_definition`]).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use toml::Value;
 use toml::de::DeValue;
 
-use super::dialect_table::{CustomDialect, DialectTable};
+use super::dialect_definition::{CustomDialect, DialectDefinition};
 use super::key_types::ValueType;
 use super::paths;
 use super::pool::TRUST_HELP;
@@ -38,8 +38,8 @@ impl Keyword for DialectName {
     }
 }
 
-/// What the schema says of a file's name.
-const FILE: &str = ".";
+/// The pattern of a file name in the JSON schema: not empty.
+const FILE_PATTERN: &str = ".";
 
 /// A fault found after the check: key, message, help.
 type KeyError = (String, String, Option<String>);
@@ -50,9 +50,9 @@ impl Pool {
     pub fn resumes_by_argument(&self) -> bool {
         match &self.custom_dialect {
             Some(own) => own
-                .table
+                .definition
                 .as_ref()
-                .is_none_or(|table| table.resume.is_empty()),
+                .is_none_or(|definition| definition.resume.is_empty()),
             None => self.dialect.resumes_by_argument(),
         }
     }
@@ -60,45 +60,46 @@ impl Pool {
     /// Whether files can belong to a prompt.
     #[must_use]
     pub fn accepts_attachments(&self) -> bool {
-        let table = self.dialect_table();
-        self.dialect == DialectName::Acp || table.is_some_and(|table| table.attachment.is_some())
+        let definition = self.dialect_definition();
+        self.dialect == DialectName::Acp
+            || definition.is_some_and(|definition| definition.attachment.is_some())
     }
 
-    /// The table of its dialect, if that is custom and its file was read.
+    /// The definition of its dialect, if that is custom and its file was read.
     #[must_use]
-    pub fn dialect_table(&self) -> Option<Arc<DialectTable>> {
-        self.custom_dialect.as_ref()?.table.clone()
+    pub fn dialect_definition(&self) -> Option<Arc<DialectDefinition>> {
+        self.custom_dialect.as_ref()?.definition.clone()
     }
 
-    /// Sets the table of its dialect, with what follows from it. Returns the faults where the pool
-    /// and the table disagree.
+    /// Sets the definition of its dialect, with what follows from it. Returns the faults where the pool
+    /// and the definition disagree.
     #[must_use]
-    pub fn set_dialect_table(&mut self, table: Arc<DialectTable>) -> Vec<KeyError> {
+    pub fn set_dialect_definition(&mut self, definition: Arc<DialectDefinition>) -> Vec<KeyError> {
         let mut faults = Vec::new();
         let mut fault = |key: &str, message: String, help: &str| {
             let key = format!("pool.{}.{key}", self.name);
             faults.push((key, message, Some(help.to_owned())));
         };
-        let name = &table.name;
-        if !table.can_request_permission() {
+        let name = &definition.name;
+        if !definition.can_request_permission() {
             if self.permission_requests == PermissionCoverage::All {
                 let message = format!(
-                    "permission_requests = \"all\", but the table {name} has no [permission]: such an agent never asks"
+                    "permission_requests = \"all\", but the dialect definition {name} has no [permission]: such an agent never requests permission"
                 );
                 fault("permission_requests", message, "remove this key");
             }
             self.permission_requests = PermissionCoverage::Never;
         }
         let resumes = self.restart.on_crash == OnCrash::Resume;
-        if resumes && table.resume.is_empty() && self.resume_args.is_empty() {
+        if resumes && definition.resume.is_empty() && self.resume_args.is_empty() {
             let message = format!(
-                "on_crash = \"resume\" needs resume_args: the table {name} has no message that loads a session"
+                "on_crash = \"resume\" needs resume_args: the dialect definition {name} has no message that loads a session"
             );
             let help = "for example: resume_args = [\"--resume\", \"{session}\"]";
             fault("restart.on_crash", message, help);
         }
         if let Some(own) = &mut self.custom_dialect {
-            own.table = Some(table);
+            own.definition = Some(definition);
         }
         faults
     }
@@ -110,8 +111,10 @@ impl Pool {
             return self.dialect.to_string();
         };
         let file = marshal_model::untrusted::escape_for_display(&own.file.to_string_lossy(), 200);
-        match &own.table {
-            Some(table) => format!("{} by {file} ({:.12})", table.name, table.digest),
+        match &own.definition {
+            Some(definition) => {
+                format!("{} by {file} ({:.12})", definition.name, definition.digest)
+            }
             None => format!("by {file}"),
         }
     }
@@ -139,7 +142,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Option<(DialectName, Optio
     let word = DialectName::Custom.as_str();
     if matches!(item.value(), DeValue::String(text) if text == word) {
         let message = format!(
-            "a custom dialect needs the file of its table, expected {} or a table",
+            "a custom dialect needs its definition file: expected {} or {{ custom = \"FILE\" }}",
             one_of(&dialect_names())
         );
         let help = "for example: dialect = { custom = \"agent.toml\" }";
@@ -158,23 +161,26 @@ fn read_custom(item: &Entry<'_>, dir: &Path) -> Option<CustomDialect> {
     let file = section.get("custom");
     let Some(file) = file else {
         let help = "for example: dialect = { custom = \"agent.toml\" }";
-        item.report("the table needs custom, a file", Some(help.to_owned()));
+        item.report(
+            "a custom dialect needs `custom`, the path of its definition file",
+            Some(help.to_owned()),
+        );
         section.reject_unknown_keys(&[], &[]);
         return None;
     };
-    let found = file.text_like(FILE);
+    let found = file.text_like(FILE_PATTERN);
     section.reject_unknown_keys(&[], &[]);
     let found = found?;
     if found.value.is_empty() {
-        return file.report_unexpected("the file of a table");
+        return file.report_unexpected("the path of a dialect definition file");
     }
     Some(CustomDialect {
         file: paths::absolute(dir, &found.value),
-        table: None,
+        definition: None,
     })
 }
 
-/// A discovered file may not have a table: the table decides what counts as a permission request
+/// A discovered file may not have a definition: the definition decides what counts as a permission request
 /// and as an answer.
 pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, is_discovered: bool) {
     if let (true, true, Some(item)) = (

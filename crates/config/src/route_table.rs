@@ -77,16 +77,16 @@ const PROVIDERS: &[Provider] = &[
     },
 ];
 
-/// What the schema says of an upstream: as near as a pattern comes.
+/// The JSON-schema pattern of an upstream: as near as a pattern comes.
 const UPSTREAM_PATTERN: &str =
     r"^(https://|http://(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?(/|$)).*$";
-/// What the schema says of a header's name.
+/// The JSON-schema pattern of a header's name.
 const HEADER_PATTERN: &str = "^[A-Za-z][A-Za-z0-9-]{0,63}$";
 /// The schema's pattern of a key's prefix.
 const PREFIX_PATTERN: &str = "^[ -~]{0,64}$";
-/// What the schema says of a line of `allow`.
+/// The JSON-schema pattern of a line of `allow`.
 const ALLOW_PATTERN: &str = r"^(GET|HEAD|POST|PUT|PATCH|DELETE) (?!.*/\.\.?(/|$))(?!.*\*[^/]*\*)(/[A-Za-z0-9._~:@!$&'()+,=*-]+)+$";
-/// What the schema says of a query parameter's name.
+/// The JSON-schema pattern of a query parameter's name.
 const QUERY_PATTERN: &str = r"^[A-Za-z0-9$._-]{1,64}$";
 
 /// Headers that the proxy sets itself, so none of them can carry a key.

@@ -64,14 +64,14 @@ pub fn schema() -> String {
     format!("{:#}\n", Value::Object(root))
 }
 
-/// The schema of the table of a custom dialect, in the same form.
+/// The schema of the definition of a custom dialect, in the same form.
 #[must_use]
 pub fn dialect_schema() -> String {
-    let forms = super::dialect_table::key_types();
+    let forms = super::dialect_definition::key_types();
     let mut root = table_schema(&forms, "");
     let head = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "The table of a custom dialect",
+        "title": "The definition of a custom dialect",
         "description": "What the messages of an agent mean and what it is told. Templates are JSON \
             objects in strings; paths are names of members with dots and places in brackets.",
         "required": ["prompt", "on"],

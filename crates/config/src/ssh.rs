@@ -90,11 +90,11 @@ impl Ssh {
     }
 }
 
-/// What the schema says of host and user.
+/// The JSON-schema pattern of host and user.
 const NAME_PATTERN: &str = "^[A-Za-z0-9.:][A-Za-z0-9.:-]{0,254}$";
-/// What the schema says of a path on the remote host.
+/// The JSON-schema pattern of a path on the remote host.
 const REMOTE_PATH_PATTERN: &str = r"^/(?!(.*/)?\.\.(/|$)).*$";
-/// What the schema says of the program there.
+/// The JSON-schema pattern of the program there.
 const PROGRAM_PATTERN: &str = r"^[A-Za-z0-9._/][A-Za-z0-9._/+-]{0,254}$";
 
 /// The default directories in front of PATH on the remote host. A shell without a login reads no

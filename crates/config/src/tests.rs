@@ -7,7 +7,7 @@ mod container;
 #[rustfmt::skip]
 mod delegates;
 #[rustfmt::skip]
-mod dialect_table;
+mod dialect_definition;
 mod documented;
 mod egress;
 mod file_plane;

@@ -359,7 +359,7 @@ pub struct Pool {
     pub session: SessionScope,
     /// The protocol it speaks.
     pub dialect: DialectName,
-    /// The table of a custom dialect; `None` unless the dialect is [`DialectName::Custom`].
+    /// The definition of a custom dialect; `None` unless the dialect is [`DialectName::Custom`].
     pub custom_dialect: Option<super::CustomDialect>,
     /// The preset's name, or `custom`.
     pub agent: String,

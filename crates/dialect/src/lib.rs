@@ -86,8 +86,8 @@ pub struct OpenParams {
     pub control_timeout: Option<Duration>,
     /// How long the agent may be silent between turns before it gets a ping; `None`: no pings.
     pub keepalive_interval: Option<Duration>,
-    /// The table of a custom dialect.
-    pub dialect_table: Option<Arc<config::DialectTable>>,
+    /// The definition of a custom dialect.
+    pub dialect_definition: Option<Arc<config::DialectDefinition>>,
     /// The client capabilities that we offer the agent, where the protocol has them.
     pub client_capabilities: ClientCapabilities,
     /// Denials that an earlier channel of the session could not report.
@@ -215,7 +215,7 @@ pub enum ChannelError {
         /// The version that this supervisor supports.
         ours: &'static str,
     },
-    /// The same, where a dialect table defines the supported version.
+    /// The same, where a dialect definition defines the supported version.
     #[error("the agent speaks protocol version {theirs}, this supervisor speaks version {ours}")]
     TableVersion {
         /// The version that the agent reported, escaped for display; `none` if it reported none.

@@ -112,9 +112,9 @@ impl<T> OpenRequests<T> {
         Some(self.open.remove(at))
     }
 
-    /// Ends the open request whose id a new request repeats. The new one is a duplicate, whatever
-    /// is remembered of ids.
-    pub(super) fn close_duplicate(
+    /// Ends the open request whose id a new request repeats, and records the id again: it may have
+    /// been forgotten since, and the new request must be rejected as a duplicate.
+    pub(super) fn close_original(
         &mut self,
         ids: &mut RequestIds,
         id: &str,
@@ -165,7 +165,7 @@ mod tests {
         }
         // Forgotten, but open: it closes the first request and is itself rejected.
         assert_eq!(
-            requests.close_duplicate(&mut ids, "a"),
+            requests.close_original(&mut ids, "a"),
             Some((first.clone(), ()))
         );
         assert_eq!(

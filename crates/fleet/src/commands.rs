@@ -123,9 +123,9 @@ fn takes_commands(pool: &Pool) -> Result<(), &'static str> {
     if !pool.dialect.has_commands() {
         return Err("their protocol has none");
     }
-    let table = pool.dialect_table();
+    let table = pool.dialect_definition();
     if table.is_some_and(|table| table.slash.is_none()) {
-        return Err("the table of their dialect has no [slash]");
+        return Err("the definition of their dialect has no [slash]");
     }
     Ok(())
 }

@@ -17,7 +17,6 @@ mod approvals;
 mod approver;
 mod budgets;
 mod channel;
-mod chat_plans;
 mod chats;
 mod clock;
 mod commands;
@@ -48,6 +47,7 @@ mod setup;
 mod shadow;
 mod slot_history;
 mod start_error;
+mod supervisor_actions;
 mod task_dependencies;
 mod views;
 

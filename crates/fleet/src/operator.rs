@@ -16,6 +16,9 @@ pub enum OperatorError {
     /// No slot and no queue of the pool has the task or session.
     #[error("it is in no slot and no queue of the pool: it has ended, or is not resumed yet")]
     NotInPool,
+    /// The fleet has no such pool.
+    #[error("there is no such pool")]
+    NoSuchPool,
     /// The session is idle.
     #[error("the session has no turn now")]
     NoTurn,
@@ -51,14 +54,14 @@ impl PoolShared {
 
     /// Whether a slot receives tasks now.
     pub(crate) fn is_slot_enabled(&self, index: usize) -> bool {
-        let (flow, width) = self.phase_and_width();
-        flow == PoolPhase::Running && index < usize::from(width)
+        let (phase, width) = self.phase_and_width();
+        phase == PoolPhase::Running && index < usize::from(width)
     }
 
     /// Whether a slot's child must be stopped when it is idle.
     pub(crate) fn must_unload(&self, index: u16) -> bool {
-        let (flow, width) = self.phase_and_width();
-        flow == PoolPhase::Draining || index >= width
+        let (phase, width) = self.phase_and_width();
+        phase == PoolPhase::Draining || index >= width
     }
 
     fn phase_and_width(&self) -> (PoolPhase, u16) {
@@ -68,7 +71,7 @@ impl PoolShared {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn update_phase(&self, change: impl FnOnce(&mut (PoolPhase, u16))) {
+    fn update_phase_and_width(&self, change: impl FnOnce(&mut (PoolPhase, u16))) {
         change(
             &mut self
                 .phase_and_width
@@ -83,10 +86,10 @@ impl FleetHandle {
     ///
     /// # Errors
     /// [`OperatorError`]
-    pub async fn set_phase(&self, pool: &PoolName, flow: PoolPhase) -> Result<(), OperatorError> {
-        let entry = self.0.pools.get(pool).ok_or(OperatorError::NotInPool)?;
-        entry.shared.update_phase(|now| now.0 = flow);
-        self.send_operator_request(pool, OperatorRequest::PhaseChanged)
+    pub async fn set_phase(&self, pool: &PoolName, phase: PoolPhase) -> Result<(), OperatorError> {
+        let entry = self.0.pools.get(pool).ok_or(OperatorError::NoSuchPool)?;
+        entry.shared.update_phase_and_width(|now| now.0 = phase);
+        self.send_operator_request(pool, OperatorRequest::PhaseOrWidthChanged)
             .await
     }
 
@@ -96,13 +99,13 @@ impl FleetHandle {
     /// # Errors
     /// [`OperatorError`]
     pub async fn resize(&self, pool: &PoolName, width: u16) -> Result<(), OperatorError> {
-        let entry = self.0.pools.get(pool).ok_or(OperatorError::NotInPool)?;
+        let entry = self.0.pools.get(pool).ok_or(OperatorError::NoSuchPool)?;
         let size = entry.shared.config.max_size;
         if !(1..=size).contains(&width) {
             return Err(OperatorError::InvalidSize(size));
         }
-        entry.shared.update_phase(|now| now.1 = width);
-        self.send_operator_request(pool, OperatorRequest::PhaseChanged)
+        entry.shared.update_phase_and_width(|now| now.1 = width);
+        self.send_operator_request(pool, OperatorRequest::PhaseOrWidthChanged)
             .await
     }
 
@@ -151,7 +154,7 @@ impl FleetHandle {
         pool: &PoolName,
         order: OperatorRequest,
     ) -> Result<(), OperatorError> {
-        let entry = self.0.pools.get(pool).ok_or(OperatorError::NotInPool)?;
+        let entry = self.0.pools.get(pool).ok_or(OperatorError::NoSuchPool)?;
         let (done, result) = oneshot::channel();
         let sent = entry.actor.send_message(PoolMsg::Operator { order, done });
         sent.map_err(|_| OperatorError::Stopping)?;

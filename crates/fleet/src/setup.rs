@@ -232,7 +232,7 @@ impl PoolShared {
     pub(crate) fn check_prompt_files(&self, spec: &TaskSpec) -> Result<(), SubmitError> {
         let has_files = !(spec.files.is_empty() && spec.embedded_files.is_empty());
         let why = if !self.config.accepts_attachments() {
-            "a prompt can have files only if the agent speaks acp, or if its dialect table has prompt.attached: name the files in the prompt's text instead"
+            "a prompt can have files only if the agent speaks acp, or if its dialect definition has prompt.attached: name the files in the prompt's text instead"
         } else if self.config.ssh.is_some() {
             "the workspace is on a remote host, and marshal cannot read its files: name the files in the prompt's text instead"
         } else {

@@ -209,7 +209,7 @@ fn a_table_that_is_wrong_or_not_to_be_trusted_is_refused_with_its_place() {
     fs::write(drill.path("table.toml"), example("pi.toml")).expect("a table");
     refused(&[
         "pool.table.permission_requests",
-        "the table pi-rpc has no [permission]",
+        "the dialect definition pi-rpc has no [permission]",
     ]);
 
     let mode = |mode: u32| {

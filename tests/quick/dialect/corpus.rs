@@ -208,7 +208,8 @@ fn play(transcript: &Transcript, mut cut: impl FnMut() -> usize) -> Conversation
             ..CodexSettings::default()
         },
         fresh_id: "00000000-0000-7000-8000-000000000000".to_owned(),
-        dialect_table: (transcript.dialect == DialectName::Custom).then(|| example("scaiflux")),
+        dialect_definition: (transcript.dialect == DialectName::Custom)
+            .then(|| example("scaiflux")),
         ..OpenParams::default()
     };
     let mut talk = Conversation::opened(transcript.dialect, &opening);

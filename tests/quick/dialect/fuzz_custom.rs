@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use marshal_config::{DialectName, DialectTable};
+use marshal_config::{DialectDefinition, DialectName};
 use marshal_dialect::{Effect, OpenParams, merge_text};
 use marshal_model::Event;
 use proptest::prelude::*;
@@ -208,10 +208,10 @@ fn promises(effects: &[Effect]) {
     }
 }
 
-fn talk(table: DialectTable, steps: Vec<Step>) -> Conversation {
+fn talk(table: DialectDefinition, steps: Vec<Step>) -> Conversation {
     let opening = OpenParams {
         workspace: "/workspace".to_owned(),
-        dialect_table: Some(Arc::new(table)),
+        dialect_definition: Some(Arc::new(table)),
         ..OpenParams::default()
     };
     let mut talk = Conversation::opened(DialectName::Custom, &opening);
@@ -221,8 +221,8 @@ fn talk(table: DialectTable, steps: Vec<Step>) -> Conversation {
     talk
 }
 
-fn parsed(text: &[u8]) -> Option<DialectTable> {
-    DialectTable::parse(text, Path::new("fuzz.toml")).ok()
+fn parsed(text: &[u8]) -> Option<DialectDefinition> {
+    DialectDefinition::parse(text, Path::new("fuzz.toml")).ok()
 }
 
 /// A table with a piece taken out, doubled, or put elsewhere.
@@ -265,7 +265,7 @@ proptest! {
         steps in prop::collection::vec(step(), 0..10),
     ) {
         let bytes = bent(if pi { PI } else { SCAIFLUX }, from, length, to, keep);
-        match DialectTable::parse(&bytes, Path::new("fuzz.toml")) {
+        match DialectDefinition::parse(&bytes, Path::new("fuzz.toml")) {
             Ok(table) => drop(talk(table, steps)),
             Err(errors) => {
                 prop_assert!(!errors.errors.is_empty());

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use marshal_config::{DialectName, DialectTable};
+use marshal_config::{DialectDefinition, DialectName};
 use marshal_dialect::{
     Command, Dialect, Effect, Effects, Input, OpenParams, PendingDenials, SlashOutcome,
     create_dialect,
@@ -36,7 +36,7 @@ impl Conversation {
     pub(crate) fn by_table(table: &str) -> Self {
         let opening = OpenParams {
             workspace: "/workspace".to_owned(),
-            dialect_table: Some(example(table)),
+            dialect_definition: Some(example(table)),
             ..OpenParams::default()
         };
         Self::opened(DialectName::Custom, &opening)
@@ -153,11 +153,11 @@ pub(crate) fn keyed(command: &mut Command, effects: &[Effect]) {
 }
 
 /// A table of `examples/dialects`.
-pub(crate) fn example(name: &str) -> Arc<DialectTable> {
+pub(crate) fn example(name: &str) -> Arc<DialectDefinition> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/dialects");
     let file = std::path::Path::new(file).join(format!("{name}.toml"));
     let bytes = std::fs::read(&file).unwrap();
-    Arc::new(DialectTable::parse(&bytes, &file).unwrap())
+    Arc::new(DialectDefinition::parse(&bytes, &file).unwrap())
 }
 
 /// The lines of a script: `< LINE` is the agent's, `> WORD ARGS` is ours, `~ N` are milliseconds.

@@ -12,7 +12,7 @@ use crate::table::{Diagnostics, Located, Place, Section};
 use crate::types::{DEFAULT_MASK, Launcher, Pool, WorkspaceMode};
 use marshal_model::limits;
 
-/// What the schema says of a pattern: below the workspace, and never above it.
+/// The JSON-schema pattern of a pattern: below the workspace, and never above it.
 const PATTERN: &str = r"^!?(?!/)(?!(.*/)?\.\.?(/|$)).+$";
 
 /// Whether anything of the workspace can be hidden. A clone has all content in its objects, and

@@ -121,8 +121,8 @@ fn closed_sets_of_words_name_their_members() {
     set("permission_requests", "\"all\", \"some\" or \"never\"", ("nevr", "never"), &[]);
     set("dialect", "\"acp\", \"claude\", \"codex\", \"loaf\", \"scaiflux\" or \"skillpilot\"", ("scaifluks", "scaiflux"), &[]);
     check("dialect = { custom = 7 }", "expected a string, found the integer 7");
-    check("dialect = { custom = \"\" }", "expected the file of a table, found \"\"");
-    check("dialect = {}", "the table needs custom, a file");
+    check("dialect = { custom = \"\" }", "expected the path of a dialect definition file, found \"\"");
+    check("dialect = {}", "a custom dialect needs `custom`, the path of its definition file");
     check("dialect = { custom = \"d.toml\", custum = 1 }", "did you mean custom?");
     check("dialect = \"custom\"", "dialect = { custom = \"agent.toml\" }");
     refused_by(&discovered_origin(), &pool("dialect = { custom = \"d.toml\" }"), "may not use a custom dialect");

@@ -44,8 +44,8 @@ impl ClientRequests {
     }
 
     /// Ends the open request whose id a new request repeats.
-    fn close_duplicate(&mut self, ids: &mut RequestIds, id: &str) -> Option<PermissionRequestKey> {
-        let (key, (_, bytes)) = self.open.close_duplicate(ids, id)?;
+    fn close_original(&mut self, ids: &mut RequestIds, id: &str) -> Option<PermissionRequestKey> {
+        let (key, (_, bytes)) = self.open.close_original(ids, id)?;
         self.text_bytes = self.text_bytes.saturating_sub(bytes);
         Some(key)
     }
@@ -219,7 +219,7 @@ impl Acp {
         line: &[u8],
         out: &mut Effects,
     ) {
-        if let Some(key) = self.client.close_duplicate(&mut self.ids, id.json()) {
+        if let Some(key) = self.client.close_original(&mut self.ids, id.json()) {
             report_bad_line("duplicate_id", line, out);
             out.push(Effect::RequestWithdrawn(key));
         }

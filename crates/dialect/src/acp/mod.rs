@@ -260,8 +260,8 @@ impl Dialect for Acp {
     }
 
     fn take_pending_denials(&mut self) -> PendingDenials {
-        let telling = std::mem::take(&mut self.unconfirmed_denials);
-        self.denials.restore(telling);
+        let unconfirmed = std::mem::take(&mut self.unconfirmed_denials);
+        self.denials.restore(unconfirmed);
         std::mem::take(&mut self.denials)
     }
 }
@@ -358,9 +358,9 @@ impl Acp {
         line: &[u8],
         out: &mut Effects,
     ) {
-        let telling = std::mem::take(&mut self.unconfirmed_denials);
+        let unconfirmed = std::mem::take(&mut self.unconfirmed_denials);
         if outcome.is_err() {
-            self.denials.restore(telling);
+            self.denials.restore(unconfirmed);
         }
         let end = match outcome {
             Ok(result) => {

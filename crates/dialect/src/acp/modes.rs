@@ -154,7 +154,10 @@ impl Acp {
         self.setup.settings.set_mode(mode);
         let skipping = &self.opening.acp.auto_approve_modes;
         if is_skipping_mode(mode, &self.setup.skipping_modes, skipping) {
-            self.fail_on_skipping(&format!("the mode {}", mode.escape_for_display(80)), out);
+            self.fail_unless_skipping_allowed(
+                &format!("the mode {}", mode.escape_for_display(80)),
+                out,
+            );
         }
     }
 
@@ -167,13 +170,14 @@ impl Acp {
         let options = self.usable_options();
         out.push(Effect::Event(Event::Options { options }));
         if let Some(way) = way {
-            self.fail_on_skipping(&way, out);
+            self.fail_unless_skipping_allowed(&way, out);
         }
     }
 
-    /// Nothing asks about what runs now, so the child ends unless that is allowed. During the
-    /// opening nothing runs yet; the settings at its end decide.
-    pub(super) fn fail_on_skipping(&mut self, way: &str, out: &mut Effects) {
+    /// Ends the channel because the agent skips permission requests from now on, unless
+    /// `mode_skips_requests` allows that. Does nothing during the opening: no prompt runs yet, and
+    /// the settings at its end are checked. `way` is how it skips them.
+    pub(super) fn fail_unless_skipping_allowed(&mut self, way: &str, out: &mut Effects) {
         if self.opening.acp.mode_skips_requests || self.phase != Phase::Ready {
             return;
         }

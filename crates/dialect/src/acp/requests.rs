@@ -36,7 +36,7 @@ impl Acp {
         if method != "session/request_permission" {
             // An answer has no more than an id, so this request also ends an open one with the same
             // id.
-            if let Some((key, _)) = self.open_requests.close_duplicate(&mut self.ids, id.json()) {
+            if let Some((key, _)) = self.open_requests.close_original(&mut self.ids, id.json()) {
                 report_bad_line("duplicate_id", line, out);
                 out.push(Effect::RequestWithdrawn(key));
             }

@@ -72,7 +72,8 @@ impl Acp {
         if self.is_replaying() && resume::is_history(tag) {
             return self.record_replayed();
         }
-        // Calls are evaluated in every session. Everything else of another session is dropped.
+        // Tool calls of other sessions of the agent (its subagents) are tracked, too. Any other update of
+        // them is only passed on, as `Event::Unknown`.
         let theirs = params.session_id.as_ref().map(|session| session.0.as_ref());
         let other = theirs.filter(|theirs| self.is_other_session(theirs));
         match tag {
@@ -123,10 +124,11 @@ impl Acp {
         }
     }
 
-    /// An unreadable update of the session's settings. It could say that nothing is asked any more.
+    /// An unreadable update of the session's settings: it could mean that the agent no longer requests
+    /// permission.
     fn on_unreadable_setting(&mut self, tag: &str, object: &str, out: &mut Effects) {
         report_unknown(tag, object, out);
-        self.fail_on_skipping(&format!("a {tag} that cannot be read"), out);
+        self.fail_unless_skipping_allowed(&format!("a {tag} that cannot be read"), out);
     }
 
     /// Handles a piece of the answer or of the reasoning. Empty ones only show that the agent is

@@ -154,7 +154,7 @@ impl Acp {
             && let Some(way) =
                 skip_reason(&self.setup.settings, &self.opening.acp.auto_approve_modes)
         {
-            return self.fail_on_skipping(&way, out);
+            return self.fail_unless_skipping_allowed(&way, out);
         }
         if took.is_ok() {
             if let SettingRequest::Mode(mode) = &step {

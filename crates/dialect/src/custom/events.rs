@@ -8,12 +8,12 @@ use std::borrow::Cow;
 use serde_json::value::RawValue;
 
 use super::rules::{EndMessage, Request, RuleMessage, SlashMessage};
-use super::{CompiledTable, Custom, OpenRequest, Phase, Turn, TurnEnd, path_tree};
+use super::{CompiledDefinition, Custom, OpenRequest, Phase, Turn, TurnEnd, path_tree};
 use crate::custom::templates::{self, TemplateValues};
 use crate::open_requests::RejectReason;
 use crate::slash::{self, SlashReply};
 use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
-use marshal_config::dialect_table::{
+use marshal_config::dialect_definition::{
     AcceptedVersion, EndsTurn, EventDetail, Placeholder, UnansweredPolicy,
 };
 use marshal_model::limits;
@@ -24,7 +24,7 @@ const OUT_OF_STATE: &str = "out_of_state";
 
 /// The rule that a message matched, and the turn that it names.
 pub(super) struct RuleContext<'a> {
-    pub(super) plan: &'a CompiledTable,
+    pub(super) plan: &'a CompiledDefinition,
     pub(super) rule: usize,
     pub(super) turn: Option<&'a str>,
     pub(super) line: &'a [u8],
@@ -32,7 +32,7 @@ pub(super) struct RuleContext<'a> {
 
 impl RuleContext<'_> {
     fn action(&self) -> &EventDetail {
-        let rule = self.plan.table.rules.get(self.rule);
+        let rule = self.plan.definition.rules.get(self.rule);
         rule.map_or(&EventDetail::Nothing, |rule| &rule.detail)
     }
 
@@ -98,7 +98,7 @@ impl Custom {
         }
     }
 
-    /// The version gate: before anything else than the table's first messages is written.
+    /// The version gate: before anything else than the definition's first messages is written.
     fn on_ready(
         &mut self,
         version: Option<&RawValue>,
@@ -109,7 +109,7 @@ impl Custom {
         if self.phase != Phase::Handshaking {
             return self.fail_protocol("the agent sent ready twice".to_owned(), out);
         }
-        let accepted = &at.plan.table.accepted_versions;
+        let accepted = &at.plan.definition.accepted_versions;
         if !accepted.is_empty() {
             let reported = version.map_or("none", RawValue::get);
             if !version.is_some_and(|version| accepted.iter().any(|one| fits(version, one))) {
@@ -131,7 +131,7 @@ impl Custom {
 
     pub(super) fn finish_handshake(
         &mut self,
-        plan: &CompiledTable,
+        plan: &CompiledDefinition,
         mut info: AgentInfo,
         out: &mut Effects,
     ) {
@@ -139,8 +139,8 @@ impl Custom {
             return self.fail_channel(fault, out);
         }
         self.phase = Phase::Ready;
-        if plan.table.accepted_versions.is_empty() {
-            info.protocol.clone_from(&plan.table.name);
+        if plan.definition.accepted_versions.is_empty() {
+            info.protocol.clone_from(&plan.definition.name);
         }
         if self.resuming {
             info.session = info
@@ -181,10 +181,10 @@ impl Custom {
         out: &mut Effects,
     ) {
         let is_error = matches!(rule_message, RuleMessage::Error { .. });
-        if at.plan.table.allows_early && !is_error {
+        if at.plan.definition.allows_early && !is_error {
             if let RuleMessage::Permission(request) = rule_message {
-                let table = &at.plan.table;
-                self.deny_at_once(table, request.id, "the agent is not ready", out);
+                let definition = &at.plan.definition;
+                self.deny_at_once(definition, request.id, "the agent is not ready", out);
             }
             return;
         }
@@ -198,12 +198,12 @@ impl Custom {
         };
         let (event, text) = error_event(code, message, origin);
         out.push(Effect::Event(event));
-        if !at.plan.table.allows_early {
+        if !at.plan.definition.allows_early {
             self.fail_protocol(format!("{text}, before it was ready"), out);
         }
     }
 
-    /// Writes a reply of the table.
+    /// Writes a reply of the definition.
     fn reply(&mut self, id: Option<&RawValue>, at: &RuleContext<'_>, out: &mut Effects) {
         let EventDetail::Send(template) = at.action() else {
             return;
@@ -242,7 +242,7 @@ impl Custom {
         if !self.is_current(id) {
             return false;
         }
-        self.is_taken = true;
+        self.is_prompt_accepted = true;
         if let (Turn::Running(name @ None), Some(id)) = (&mut self.turn, id) {
             *name = Some(id.to_owned());
         }
@@ -258,10 +258,10 @@ impl Custom {
             turn: id.clone().map(UntrustedText::new),
         }));
         self.turn = Turn::Running(id);
-        self.is_taken = true;
+        self.is_prompt_accepted = true;
         // The first one may have found no turn.
         if self.cancelling && !self.is_shutting_down {
-            self.interrupt(&at.plan.table, out);
+            self.interrupt(&at.plan.definition, out);
         }
     }
 
@@ -278,22 +278,22 @@ impl Custom {
         at: &RuleContext<'_>,
         out: &mut Effects,
     ) {
-        let table = &at.plan.table;
-        let Some(replies) = &table.permission else {
+        let definition = &at.plan.definition;
+        let Some(replies) = &definition.permission else {
             return at.report_out_of_state(out);
         };
         if self.is_winding_down() {
             at.report_out_of_state(out);
             if replies.unanswered == UnansweredPolicy::Deny {
-                self.deny_at_once(table, request.id, "the turn is cancelled", out);
+                self.deny_at_once(definition, request.id, "the turn is cancelled", out);
             }
             return;
         }
         if self.turn == Turn::None && !self.slash.is_open() {
             at.report_out_of_state(out);
-            return self.deny_at_once(table, request.id, "no turn is running", out);
+            return self.deny_at_once(definition, request.id, "no turn is running", out);
         }
-        self.is_taken = self.is_taken || self.turn != Turn::None;
+        self.is_prompt_accepted = self.is_prompt_accepted || self.turn != Turn::None;
         // A larger input cannot be allowed.
         let echo = request
             .input
@@ -316,7 +316,7 @@ impl Custom {
                     RejectReason::LongId => ("bad_shape", "the request id is too long"),
                 };
                 report_bad_line(reason, at.line, out);
-                self.deny_at_once(table, request.id, message, out);
+                self.deny_at_once(definition, request.id, message, out);
                 if clash == RejectReason::TooMany {
                     self.count_excess_request(out);
                 }
@@ -431,7 +431,7 @@ impl Custom {
             (Turn::Sent, None) => true,
             // Where no message marks a turn's beginning, the error belongs to the prompt as long as
             // the prompt has no output.
-            (Turn::Running(_), None) => !self.is_taken,
+            (Turn::Running(_), None) => !self.is_prompt_accepted,
             (_, Some(_)) => self.note_turn_activity(at.turn),
         };
         let ends = match at.action() {
@@ -473,7 +473,7 @@ fn outcome(event: &EventDetail, reason: Option<&str>) -> (TurnOutcome, Option<St
     }
     let odd = match reason {
         Some(reason) => format!(
-            "the dialect table has no outcome for the agent's stop reason {}",
+            "the dialect definition has no outcome for the agent's stop reason {}",
             UntrustedText::from(reason).escape_for_display(80)
         ),
         None => return (*otherwise, None),

@@ -1,12 +1,12 @@
-//! A custom dialect: lines of JSON whose meaning is defined by a table of the configuration.
+//! A custom dialect: lines of JSON whose meaning is defined by a definition of the configuration.
 //!
 //! Owns the order of such a conversation: the version gate, one turn at a time, and the open
-//! requests. The table (`config/dialect_table.rs`) defines what a message means and what is written
+//! requests. The definition (`config/dialect_definition.rs`) defines what a message means and what is written
 //! to the agent. `path_tree` and `rules` read messages, `templates` writes.
 //!
-//! These rules apply to every table:
+//! These rules apply to every definition:
 //!
-//! - A prompt is never written while a turn runs. Only the table's first messages are written
+//! - A prompt is never written while a turn runs. Only the definition's first messages are written
 //!   before the agent is ready.
 //! - A request is allowed only by an answer that allows it. One outside of a turn, an unreadable
 //!   one, one with a used id and one beyond the limit are denied at once.
@@ -17,10 +17,10 @@
 //!   (`slash`).
 //! - A session that is to be resumed under its id and reports another one is not that session.
 //!
-//! A session is resumed by a message where the table has one (`Pool::resumes_by_argument`),
+//! A session is resumed by a message where the definition has one (`Pool::resumes_by_argument`),
 //! otherwise by arguments of the command. The cases of ScaiFlux's dialect also run with
-//! `examples/dialects/scaiflux.toml`. `config/dialect_table/rule.rs` defines what a table can
-//! contain, and `config/dialect_table/read.rs` reads it. After a change run `marshal config schema
+//! `examples/dialects/scaiflux.toml`. `config/dialect_definition/rule.rs` defines what a definition can
+//! contain, and `config/dialect_definition/read.rs` reads it. After a change run `marshal config schema
 //! --dialect > docs/dialect.schema.json`.
 
 mod events;
@@ -43,8 +43,8 @@ use super::{
     ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
     PendingDenials, report_bad_line,
 };
-use marshal_config::DialectTable;
-use marshal_config::dialect_table::{Placeholder, RuleEvent, Template, UnansweredPolicy};
+use marshal_config::DialectDefinition;
+use marshal_config::dialect_definition::{Placeholder, RuleEvent, Template, UnansweredPolicy};
 use marshal_model::limits;
 use marshal_model::{Event, PermissionResponse, TurnOutcome, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
@@ -94,10 +94,10 @@ struct OpenRequest {
     tool: UntrustedText,
 }
 
-/// A table, prepared for its messages.
+/// A definition, prepared for its messages.
 #[derive(Debug)]
-struct CompiledTable {
-    table: Arc<DialectTable>,
+struct CompiledDefinition {
+    definition: Arc<DialectDefinition>,
     /// Whether the type of messages is in the member `type` itself.
     is_plain: bool,
     kind: path_tree::PathTree,
@@ -106,31 +106,31 @@ struct CompiledTable {
     starts_turns: bool,
 }
 
-impl CompiledTable {
-    fn new(table: Arc<DialectTable>) -> Self {
+impl CompiledDefinition {
+    fn new(definition: Arc<DialectDefinition>) -> Self {
         let mut kind = path_tree::PathTree::default();
-        kind.add(&table.type_path);
-        let names = table.rules.iter().flat_map(|rule| &rule.types);
-        let kinds = names.map(|name| (name.clone(), TypeRules::new(&table, name)));
+        kind.add(&definition.type_path);
+        let names = definition.rules.iter().flat_map(|rule| &rule.types);
+        let kinds = names.map(|name| (name.clone(), TypeRules::new(&definition, name)));
         Self {
-            is_plain: table.type_path.to_string() == "type",
+            is_plain: definition.type_path.to_string() == "type",
             kind,
             kinds: kinds.collect(),
-            starts_turns: table.has_rule_for(RuleEvent::TurnStarted),
-            table,
+            starts_turns: definition.has_rule_for(RuleEvent::TurnStarted),
+            definition,
         }
     }
 }
 
-/// One channel that speaks by a table.
+/// One channel that speaks by a definition.
 #[derive(Debug, Default)]
 pub struct Custom {
-    /// `None` if the channel was not opened, or has no table.
-    plan: Option<Arc<CompiledTable>>,
+    /// `None` if the channel was not opened, or has no definition.
+    plan: Option<Arc<CompiledDefinition>>,
     phase: Phase,
     turn: Turn,
     /// Whether the agent has shown that it accepted the turn's prompt.
-    is_taken: bool,
+    is_prompt_accepted: bool,
     /// Whether the turn is being cancelled.
     cancelling: bool,
     last: LastTurn,
@@ -158,28 +158,28 @@ pub struct Custom {
 
 impl Dialect for Custom {
     fn open(&mut self, opening: &OpenParams, _now: Instant, out: &mut Effects) {
-        let Some(table) = opening.dialect_table.clone() else {
-            let why = "the pool's dialect table was not loaded".to_owned();
+        let Some(definition) = opening.dialect_definition.clone() else {
+            let why = "the pool's dialect definition was not loaded".to_owned();
             self.phase = Phase::Closed;
             return out.push(Effect::ChannelFailed(ChannelError::NeedsSetup(why)));
         };
-        let plan = Arc::new(CompiledTable::new(table));
+        let plan = Arc::new(CompiledDefinition::new(definition));
         self.slash = SlashTracker::new(opening.control_timeout);
         self.mode_guard = ModeGuard::new(opening, &[]);
         self.workspace.clone_from(&opening.workspace);
         self.denials = opening.denials.clone();
         let resume = opening.resume.as_ref().map(|id| id.raw().to_owned());
-        self.resuming = resume.is_some() && !plan.table.resume.is_empty();
+        self.resuming = resume.is_some() && !plan.definition.resume.is_empty();
         self.session = resume.filter(|_| self.resuming);
         let first = if self.resuming {
-            &plan.table.resume
+            &plan.definition.resume
         } else {
-            &plan.table.open
+            &plan.definition.open
         };
         for template in first {
             self.send_template(template, &[], out);
         }
-        let greets = plan.table.announces_ready();
+        let greets = plan.definition.announces_ready();
         self.plan = Some(Arc::clone(&plan));
         if !greets {
             let info = marshal_model::AgentInfo::default();
@@ -219,7 +219,7 @@ impl Dialect for Custom {
             return Err(DialectError::Closed);
         };
         if let Command::Goodbye = command {
-            self.shut_down(&plan.table, out);
+            self.shut_down(&plan.definition, out);
             return Ok(());
         }
         if self.is_shutting_down {
@@ -234,12 +234,12 @@ impl Dialect for Custom {
                 text,
                 attachments: attached,
             } => self.prompt(&plan, &text, &attached, out),
-            Command::Slash { .. } if plan.table.slash.is_none() => {
+            Command::Slash { .. } if plan.definition.slash.is_none() => {
                 return Err(DialectError::Unsupported);
             }
             Command::Slash { command, args } => {
                 self.slash.start(self.turn != Turn::None, now)?;
-                if let Some(template) = &plan.table.slash {
+                if let Some(template) = &plan.definition.slash {
                     let texts = [
                         (Placeholder::Command, &*command),
                         (Placeholder::Args, &*args),
@@ -247,13 +247,13 @@ impl Dialect for Custom {
                     self.send_template(template, &texts, out);
                 }
             }
-            Command::Cancel => self.cancel(&plan.table, out),
+            Command::Cancel => self.cancel(&plan.definition, out),
             Command::AnswerPermission { key, answer } => {
                 let open = self
                     .open_requests
                     .close_by_key(&key)
                     .ok_or(DialectError::UnknownRequest)?;
-                self.answer(&plan.table, &open, &answer, out);
+                self.answer(&plan.definition, &open, &answer, out);
             }
             Command::AnswerClientRequest { .. } => return Err(DialectError::Unsupported),
             Command::Set(_) => {
@@ -282,7 +282,7 @@ impl Dialect for Custom {
 }
 
 impl Custom {
-    fn handle_line(&mut self, plan: &CompiledTable, line: &[u8], out: &mut Effects) {
+    fn handle_line(&mut self, plan: &CompiledDefinition, line: &[u8], out: &mut Effects) {
         let found = json::expect_object(line).and_then(|object| {
             let name = self::kind(plan, object)?;
             Ok((object, name))
@@ -292,7 +292,7 @@ impl Custom {
             Err(bad) => return self.count_bad_line(bad, line, out),
         };
         let Some(kind) = plan.kinds.get(&*name) else {
-            return self.unknown(&plan.table, &name, object, line, out);
+            return self.unknown(&plan.definition, &name, object, line, out);
         };
         let values = match kind.paths.read(object) {
             Ok(values) => values,
@@ -334,7 +334,7 @@ impl Custom {
     /// A message of a type without a rule.
     fn unknown(
         &mut self,
-        table: &DialectTable,
+        definition: &DialectDefinition,
         name: &str,
         object: &str,
         line: &[u8],
@@ -344,13 +344,13 @@ impl Custom {
             Ok(raw) => raw,
             Err(error) => return self.count_bad_line(error.into(), line, out),
         };
-        if table.ignored_types.iter().any(|own| own == name) {
+        if definition.ignored_types.iter().any(|own| own == name) {
             return;
         }
-        if self.phase == Phase::Handshaking && !table.allows_early {
+        if self.phase == Phase::Handshaking && !definition.allows_early {
             return self.fail_too_early(out);
         }
-        if table.unlisted_types == marshal_config::dialect_table::UnlistedTypes::Record {
+        if definition.unlisted_types == marshal_config::dialect_definition::UnlistedTypes::Record {
             out.push(Effect::Event(Event::Unknown {
                 tag: name.into(),
                 raw: raw.to_owned(),
@@ -361,7 +361,7 @@ impl Custom {
     /// A known message of an unknown shape. Whatever waits for it must not wait forever.
     fn handle_bad_shape(
         &mut self,
-        plan: &CompiledTable,
+        plan: &CompiledDefinition,
         name: &str,
         reading: &rules::CompiledRule,
         id: Option<&RawValue>,
@@ -384,7 +384,7 @@ impl Custom {
             RuleEvent::Permission if self.phase == Phase::Ready && !self.is_winding_down() => {
                 if let Some(id) = id {
                     let why = "the permission request cannot be read";
-                    self.deny_at_once(&plan.table, id, why, out);
+                    self.deny_at_once(&plan.definition, id, why, out);
                 }
             }
             _ => {}
@@ -423,15 +423,15 @@ impl Custom {
     }
 
     /// Starts the shutdown, once.
-    fn shut_down(&mut self, table: &DialectTable, out: &mut Effects) {
+    fn shut_down(&mut self, definition: &DialectDefinition, out: &mut Effects) {
         if std::mem::replace(&mut self.is_shutting_down, true) {
             return;
         }
-        self.deny_requests(table, "the session ends", out);
-        if let Some(template) = &table.goodbye {
+        self.deny_requests(definition, "the session ends", out);
+        if let Some(template) = &definition.goodbye {
             self.send_template(template, &[], out);
         }
-        if table.close_input {
+        if definition.close_input {
             out.push(Effect::CloseInput);
         }
     }
@@ -447,25 +447,25 @@ impl Custom {
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
     }
 
-    /// Ends every open request, with the answer that the table defines for it.
-    fn deny_requests(&mut self, table: &DialectTable, why: &str, out: &mut Effects) {
+    /// Ends every open request, with the answer that the definition defines for it.
+    fn deny_requests(&mut self, definition: &DialectDefinition, why: &str, out: &mut Effects) {
         for (key, open) in self.open_requests.close_all() {
             out.push(Effect::RequestWithdrawn(key));
-            let replies = table.permission.as_ref();
+            let replies = definition.permission.as_ref();
             if replies.is_some_and(|replies| replies.unanswered == UnansweredPolicy::Deny) {
-                self.deny(table, &open.id, why, out);
+                self.deny(definition, &open.id, why, out);
             }
         }
     }
 
     fn answer(
         &mut self,
-        table: &DialectTable,
+        definition: &DialectDefinition,
         open: &OpenRequest,
         answer: &PermissionResponse,
         out: &mut Effects,
     ) {
-        let Some(replies) = &table.permission else {
+        let Some(replies) = &definition.permission else {
             return;
         };
         let echo = replies.allow.contains(Placeholder::Input);
@@ -481,18 +481,20 @@ impl Custom {
                 out.push(Effect::Write(templates::line(&replies.allow, &filling)));
             }
             // Input that cannot be written exactly as it was evaluated is not allowed.
-            PermissionResponse::Allow => self.deny(table, &open.id, "the input is too large", out),
+            PermissionResponse::Allow => {
+                self.deny(definition, &open.id, "the input is too large", out)
+            }
             PermissionResponse::Deny(reason) => {
                 if !replies.deny.contains(Placeholder::Reason) {
                     self.denials.add(&open.tool, reason);
                 }
-                self.deny(table, &open.id, reason, out);
+                self.deny(definition, &open.id, reason, out);
             }
         }
     }
 
-    fn deny(&self, table: &DialectTable, id: &RawValue, reason: &str, out: &mut Effects) {
-        let Some(replies) = &table.permission else {
+    fn deny(&self, definition: &DialectDefinition, id: &RawValue, reason: &str, out: &mut Effects) {
+        let Some(replies) = &definition.permission else {
             return;
         };
         let [session, workspace] = self.known();
@@ -507,14 +509,14 @@ impl Custom {
     /// Denies a request without asking anybody.
     fn deny_at_once(
         &mut self,
-        table: &DialectTable,
+        definition: &DialectDefinition,
         id: &RawValue,
         reason: &str,
         out: &mut Effects,
     ) {
         let open = path_tree::parse_name(id).and_then(|name| self.open_requests.close(&name));
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
-        self.deny(table, id, reason, out);
+        self.deny(definition, id, reason, out);
     }
 
     fn fail_too_early(&mut self, out: &mut Effects) {
@@ -556,8 +558,8 @@ impl TurnEnd {
     }
 }
 
-/// The type of a message; empty where it has none and the table has a rule for that.
-fn kind<'a>(plan: &CompiledTable, object: &'a str) -> Result<Cow<'a, str>, BadFrame> {
+/// The type of a message; empty where it has none and the definition has a rule for that.
+fn kind<'a>(plan: &CompiledDefinition, object: &'a str) -> Result<Cow<'a, str>, BadFrame> {
     let found = if plan.is_plain {
         json::read_tag(object)
     } else {

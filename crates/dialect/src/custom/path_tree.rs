@@ -1,4 +1,4 @@
-//! Finds the values of a message that a table names, in one pass and without a tree of it.
+//! Finds the values of a message that a definition names, in one pass and without a tree of it.
 //!
 //! A duplicate member on the path to such a value makes the message unreadable: the agent and this
 //! program might read different ones. Must not know what a value means.
@@ -9,7 +9,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use marshal_config::dialect_table::{DataPath, PathStep};
+use marshal_config::dialect_definition::{DataPath, PathStep};
 use marshal_wire::json::{BadFrame, JsonString};
 
 /// The paths of one message type, as a tree.
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     fn path(text: &str) -> DataPath {
-        marshal_config::dialect_table::DataPath::try_from(text).expect(text)
+        marshal_config::dialect_definition::DataPath::try_from(text).expect(text)
     }
 
     fn read(paths: &[&str], object: &str) -> (Vec<Option<String>>, bool) {

@@ -1,4 +1,4 @@
-//! Reads a message by one rule of the table: typed values instead of paths.
+//! Reads a message by one rule of the definition: typed values instead of paths.
 //!
 //! Must not know in which order messages come. Reading is lenient: an optional value may be `null`.
 //! A text, a name or a request's id must have its type.
@@ -11,8 +11,8 @@ use serde_json::value::RawValue;
 
 use super::path_tree::{PathTree, PathValues, parse_name};
 use crate::lenient::{BoundedList, Count, parse, parse_string, raw_or_null};
-use marshal_config::dialect_table::{
-    Condition, DataPath, DialectTable, Expected, Field, Rule, RuleEvent,
+use marshal_config::dialect_definition::{
+    Condition, DataPath, DialectDefinition, Expected, Field, Rule, RuleEvent,
 };
 use marshal_model::limits;
 use marshal_model::{AgentClaims, AgentInfo, ErrorOrigin, Event, UntrustedText, Usage};
@@ -33,7 +33,7 @@ pub(super) struct TypeRules {
 /// One rule, with slot numbers instead of paths.
 #[derive(Debug)]
 pub(super) struct CompiledRule {
-    /// The index of the rule in the table.
+    /// The index of the rule in the definition.
     pub(super) rule: usize,
     pub(super) event: RuleEvent,
     fields: Vec<(Field, bool, usize)>,
@@ -102,13 +102,16 @@ pub(super) struct SlashMessage {
 }
 
 impl TypeRules {
-    /// Collects the table's rules for a type.
-    pub(super) fn new(table: &DialectTable, kind: &str) -> Self {
+    /// Collects the definition's rules for a type.
+    pub(super) fn new(definition: &DialectDefinition, kind: &str) -> Self {
         let mut own = Self::default();
         // The type's own path too, so that a duplicate is a clash.
-        own.paths.add(&table.type_path);
-        own.turn = table.turn_path.as_ref().map(|path| own.paths.add(path));
-        for (at, rule) in table.rules.iter().enumerate() {
+        own.paths.add(&definition.type_path);
+        own.turn = definition
+            .turn_path
+            .as_ref()
+            .map(|path| own.paths.add(path));
+        for (at, rule) in definition.rules.iter().enumerate() {
             if rule.types.iter().any(|name| name == kind) {
                 let reading = CompiledRule::new(at, rule, &mut own.paths);
                 own.rules.push(reading);

@@ -6,7 +6,7 @@
 use serde_json::value::RawValue;
 
 use crate::Attachment;
-use marshal_config::dialect_table::{Node, Piece, Placeholder, Template};
+use marshal_config::dialect_definition::{Node, Piece, Placeholder, Template};
 use marshal_wire::json;
 
 /// The values for the placeholders. A missing text is empty.

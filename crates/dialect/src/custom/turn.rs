@@ -1,16 +1,16 @@
 //! A turn: its prompt, its cancel, its end. Must not read lines.
 
 use super::templates::{self, TemplateValues};
-use super::{CompiledTable, Custom, Turn, TurnEnd};
+use super::{CompiledDefinition, Custom, Turn, TurnEnd};
 use crate::{Attachment, Effect, Effects};
-use marshal_config::DialectTable;
-use marshal_config::dialect_table::Placeholder;
+use marshal_config::DialectDefinition;
+use marshal_config::dialect_definition::Placeholder;
 use marshal_model::{Event, TurnOutcome, UntrustedText, Usage};
 
 impl Custom {
     pub(super) fn prompt(
         &mut self,
-        plan: &CompiledTable,
+        plan: &CompiledDefinition,
         text: &UntrustedText,
         files: &[Attachment],
         out: &mut Effects,
@@ -25,14 +25,21 @@ impl Custom {
         all.extend(self.known());
         let filling = TemplateValues {
             texts: &all,
-            attached: plan.table.attachment.as_ref().map(|each| (each, files)),
+            attached: plan
+                .definition
+                .attachment
+                .as_ref()
+                .map(|each| (each, files)),
             ..TemplateValues::default()
         };
-        out.push(Effect::Write(templates::line(&plan.table.prompt, &filling)));
+        out.push(Effect::Write(templates::line(
+            &plan.definition.prompt,
+            &filling,
+        )));
         self.last.ended_by_error = false;
         self.usage = Usage::default();
         self.turn = Turn::Sent;
-        self.is_taken = false;
+        self.is_prompt_accepted = false;
         if !plan.starts_turns {
             self.turn = Turn::Running(None);
             out.push(Effect::Event(Event::TurnStarted { turn: None }));
@@ -40,17 +47,17 @@ impl Custom {
     }
 
     /// Cancels the running turn. Does nothing if none runs, or if it is already cancelled.
-    pub(super) fn cancel(&mut self, table: &DialectTable, out: &mut Effects) {
+    pub(super) fn cancel(&mut self, definition: &DialectDefinition, out: &mut Effects) {
         if self.turn == Turn::None || self.cancelling {
             return;
         }
         self.cancelling = true;
-        self.deny_requests(table, "the turn is cancelled", out);
-        self.interrupt(table, out);
+        self.deny_requests(definition, "the turn is cancelled", out);
+        self.interrupt(definition, out);
     }
 
-    pub(super) fn interrupt(&self, table: &DialectTable, out: &mut Effects) {
-        if let Some(template) = &table.cancel {
+    pub(super) fn interrupt(&self, definition: &DialectDefinition, out: &mut Effects) {
+        if let Some(template) = &definition.cancel {
             self.send_template(template, &[], out);
         }
     }
@@ -78,11 +85,11 @@ impl Custom {
     }
 
     /// Drops the denials that the prompt reported if the agent accepted it; otherwise keeps them
-    /// for the next prompt.
-    pub(super) fn settle_denials(&mut self, is_over: bool) {
-        let telling = std::mem::take(&mut self.unconfirmed_denials);
-        if !self.is_taken && !is_over {
-            self.denials.restore(telling);
+    /// for the next prompt. `assume_accepted`: it did, whether it has shown that or not.
+    pub(super) fn settle_denials(&mut self, assume_accepted: bool) {
+        let unconfirmed = std::mem::take(&mut self.unconfirmed_denials);
+        if !self.is_prompt_accepted && !assume_accepted {
+            self.denials.restore(unconfirmed);
         }
     }
 }

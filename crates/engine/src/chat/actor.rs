@@ -14,7 +14,7 @@ use super::Inner;
 use super::autonomous::{self, RoundResult};
 use super::directory::first_prompt;
 use super::plan::with_instructions;
-use super::slot_wait_queue::{SlotWaitQueue, WaitTicket};
+use super::slot_demand::{SlotDemand, WaitTicket};
 use super::stream_events;
 use marshal_fleet::{
     Conversation, ConversationUpdate, OpenError, PromptError, STOPPED_UNSENT, SubmitError,
@@ -47,7 +47,7 @@ pub(super) struct ActorSignals {
 pub(super) struct Actor {
     pub(super) chats: Arc<Inner>,
     pub(super) chat: StoredChat,
-    pub(super) slot_queue: Arc<SlotWaitQueue>,
+    pub(super) slot_demand: Arc<SlotDemand>,
     pub(super) signals: watch::Receiver<ActorSignals>,
     /// The signals that were handled.
     pub(super) seen: ActorSignals,
@@ -244,7 +244,7 @@ impl Actor {
         // If the pool starts no tasks, no other chat needs to give up its slot.
         let gives = || chats.fleet.is_accepting_work(&chat.pool);
         let is_crowded = gives() && !chats.fleet.has_free_slot(&chat.pool);
-        let mut place: Option<WaitTicket> = is_crowded.then(|| self.slot_queue.join());
+        let mut ticket: Option<WaitTicket> = is_crowded.then(|| self.slot_demand.join());
         let due = self.deadline();
         loop {
             if self.is_stopped(turn) {
@@ -258,15 +258,15 @@ impl Actor {
                 chat.model.clone(),
             );
             let mut loading = std::pin::pin!(loading);
-            let patience = Instant::now() + limits::CHAT_SLOT_WAIT;
+            let join_at = Instant::now() + limits::CHAT_SLOT_WAIT;
             let refused = loop {
                 tokio::select! {
                     loaded = &mut loading => match loaded {
                         Ok(conversation) => return LoadResult::Ready(Box::new(conversation)),
                         Err(error) => break error,
                     },
-                    () = sleep_until(patience), if place.is_none() && gives() => {
-                        place = Some(self.slot_queue.join());
+                    () = sleep_until(join_at), if ticket.is_none() && gives() => {
+                        ticket = Some(self.slot_demand.join());
                     }
                     changed = self.signals.changed() => {
                         if changed.is_err() || self.is_stopped(turn) {
@@ -284,7 +284,7 @@ impl Actor {
                 }
                 // Another chat took the slot that was given up. This one has waited long enough.
                 OpenError::NoSlot(_) => {
-                    place = None;
+                    ticket = None;
                     if began.elapsed() >= limits::CHAT_RETRY_MAX {
                         self.tries = 0;
                     }
@@ -459,12 +459,12 @@ impl Actor {
     /// Whether the chat gives up its slot for another one: not while it has a command in the
     /// background.
     async fn should_yield_slot(&self) -> bool {
-        if !self.slot_queue.try_yield() {
+        if !self.slot_demand.try_claim_release() {
             return false;
         }
         let is_busy = self.has_live_commands().await;
         if is_busy {
-            self.slot_queue.cancel_yield();
+            self.slot_demand.cancel_release();
         }
         !is_busy
     }
@@ -533,7 +533,7 @@ impl Actor {
         // ends.
         let mut busy: Option<watch::Receiver<u64>> = None;
         loop {
-            let queue = Arc::clone(&self.slot_queue);
+            let queue = Arc::clone(&self.slot_demand);
             let Some(conversation) = &mut self.conversation else {
                 return IdleStep::Unload;
             };
@@ -565,7 +565,7 @@ impl Actor {
                     if !self.has_live_commands().await {
                         return IdleStep::Unload;
                     }
-                    queue.cancel_yield();
+                    queue.cancel_release();
                     busy = Some(tap);
                 }
                 () = wait_grown(busy.as_mut()), if busy.is_some() => {

@@ -20,7 +20,7 @@ mod idempotency;
 mod live_config;
 mod plan;
 mod readers;
-mod slot_wait_queue;
+mod slot_demand;
 mod stream_events;
 
 use std::collections::{BTreeMap, HashMap};
@@ -48,7 +48,7 @@ use marshal_model::{
 };
 use plan::ActivePlans;
 use readers::Readers;
-use slot_wait_queue::SlotWaitQueue;
+use slot_demand::SlotDemand;
 
 /// The number of locks under which chats accept messages, so that two messages of a chat never get
 /// the same sequence.
@@ -83,7 +83,7 @@ pub(crate) struct Inner {
     /// Separate readers for streams, so that many subscribers do not delay turns.
     stream_readers: Readers,
     actors: Mutex<HashMap<SessionId, watch::Sender<ActorSignals>>>,
-    slot_queues: BTreeMap<PoolName, Arc<SlotWaitQueue>>,
+    slot_demands: BTreeMap<PoolName, Arc<SlotDemand>>,
     hubs: Mutex<HashMap<SessionId, Weak<Hub>>>,
     chat_locks: Vec<tokio::sync::Mutex<()>>,
     /// The plans with a running coordinator.
@@ -105,14 +105,14 @@ impl Chats {
     pub fn new(fleet: FleetHandle) -> Self {
         let config = fleet.config().clone();
         let pools = config.pools.iter().map(|pool| pool.name.clone());
-        let lobbies = pools.map(|pool| (pool, SlotWaitQueue::new())).collect();
+        let slot_demands = pools.map(|pool| (pool, SlotDemand::new())).collect();
         Self(Arc::new(Inner {
             readers: Readers::new(fleet.journal().clone()),
             stream_readers: Readers::new(fleet.journal().clone()),
             fleet,
             config: LiveConfig::new(config),
             actors: Mutex::default(),
-            slot_queues: lobbies,
+            slot_demands: slot_demands,
             hubs: Mutex::default(),
             chat_locks: (0..STRIPES)
                 .map(|_| tokio::sync::Mutex::default())
@@ -500,7 +500,7 @@ impl Inner {
 
     /// Checks whether the chat could get an actor.
     fn check_capacity(&self, chat: &SessionId, pool: &PoolName) -> Result<(), ChatError> {
-        if !self.slot_queues.contains_key(pool) {
+        if !self.slot_demands.contains_key(pool) {
             return Err(ChatError::Unavailable(format!(
                 "the configuration no longer has the pool {pool}: the chat waits until it is added again"
             )));
@@ -519,7 +519,7 @@ impl Inner {
         if self.stop.is_cancelled() {
             return;
         }
-        let Some(queue) = self.slot_queues.get(&chat.pool).cloned() else {
+        let Some(queue) = self.slot_demands.get(&chat.pool).cloned() else {
             let (chat, pool) = (&chat.session, &chat.pool);
             tracing::error!(%chat, %pool, "a chat waits: the configuration has no such pool");
             return;
@@ -536,7 +536,7 @@ impl Inner {
         let actor = Actor {
             chats: Arc::clone(self),
             chat,
-            slot_queue: queue,
+            slot_demand: queue,
             signals: wants,
             seen: ActorSignals::default(),
             conversation: None,

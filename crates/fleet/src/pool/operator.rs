@@ -27,7 +27,7 @@ const TASK_CANCELLED: &str = "the task was cancelled before it began";
 #[derive(Debug)]
 pub(crate) enum OperatorRequest {
     /// The pool's phase or width has changed.
-    PhaseChanged,
+    PhaseOrWidthChanged,
     /// Cancels one queued or running task.
     CancelTask {
         /// The task's run.
@@ -57,7 +57,7 @@ impl PoolState {
         done: oneshot::Sender<OperatorResult>,
     ) {
         let result = match order {
-            OperatorRequest::PhaseChanged => {
+            OperatorRequest::PhaseOrWidthChanged => {
                 self.unloading.clear();
                 // Slots beyond the new width may have idle children.
                 self.must_check_slots = true;

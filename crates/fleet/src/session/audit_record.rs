@@ -37,7 +37,7 @@ pub(super) fn with_place(
         "agent": occasion.agent, "mode": occasion.mode,
         "protocol": pool.config.dialect.as_str(),
     });
-    if let Some(table) = pool.config.dialect_table() {
+    if let Some(table) = pool.config.dialect_definition() {
         at["table"] = table.digest.as_str().into();
     }
     facts.insert("at".to_owned(), at);

@@ -129,7 +129,7 @@ impl SessionState {
                 .collect(),
             control_timeout: config.timeouts.control,
             keepalive_interval: config.timeouts.keepalive,
-            dialect_table: config.dialect_table(),
+            dialect_definition: config.dialect_definition(),
             initial_mode: config
                 .mode
                 .as_ref()

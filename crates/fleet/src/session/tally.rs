@@ -1,4 +1,4 @@
-//! The sums of a turn: requests, tokens, the tail of the answer.
+//! What one attempt at a task adds up to: decisions, tokens, the tail of the answer.
 //!
 //! Plain counting. Must not decide an outcome.
 
@@ -7,13 +7,16 @@ use marshal_config::hint::truncate_for_matching;
 use marshal_model::limits::ANSWER_BYTES;
 use marshal_model::{DecidedBy, Decision, Event, UntrustedText, Usage, Verdict};
 
-/// The sums of one attempt.
+/// The sums of one attempt, or of all attempts of a task ([`Tally::add`]).
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Tally {
     pub(crate) allowed: u32,
     pub(crate) denied: u32,
-    pub(crate) approvals: u32,
-    pub(crate) unasked_denied: u32,
+    /// Requests that needed an approval.
+    pub(crate) approval_requests: u32,
+    /// Denied calls that ran without a request.
+    pub(crate) unrequested_denied: u32,
+    /// The rules that denied, or what denied instead of a rule; each once.
     pub(crate) denied_by: Vec<String>,
     pub(crate) usage: Usage,
     pub(crate) answer: String,
@@ -71,7 +74,7 @@ impl Tally {
     /// `was_ask`: the policy's decision was "ask".
     fn add_verdict(&mut self, verdict: &Verdict, was_ask: bool) {
         if was_ask {
-            self.approvals += 1;
+            self.approval_requests += 1;
         }
         if verdict.decision == Decision::Allow {
             self.allowed += 1;
@@ -79,7 +82,7 @@ impl Tally {
         }
         self.denied += 1;
         for rule in &verdict.rules {
-            self.name_rule(rule);
+            self.add_denial_source(rule);
         }
         if verdict.rules.is_empty() {
             let by = if was_ask {
@@ -87,7 +90,7 @@ impl Tally {
             } else {
                 verdict.decided_by.as_str()
             };
-            self.name_rule(by);
+            self.add_denial_source(by);
         }
     }
 
@@ -115,15 +118,15 @@ impl Tally {
             }
         );
         if denied {
-            self.unasked_denied += 1;
+            self.unrequested_denied += 1;
         }
         denied
     }
 
-    fn name_rule(&mut self, rule: &str) {
+    fn add_denial_source(&mut self, source: &str) {
         const MOST: usize = 32;
-        if self.denied_by.len() < MOST && !self.denied_by.iter().any(|known| known == rule) {
-            self.denied_by.push(rule.to_owned());
+        if self.denied_by.len() < MOST && !self.denied_by.iter().any(|known| known == source) {
+            self.denied_by.push(source.to_owned());
         }
     }
 
@@ -132,12 +135,16 @@ impl Tally {
     pub(crate) fn add(&mut self, later: Self) {
         self.allowed = self.allowed.saturating_add(later.allowed);
         self.denied = self.denied.saturating_add(later.denied);
-        self.approvals = self.approvals.saturating_add(later.approvals);
-        self.unasked_denied = self.unasked_denied.saturating_add(later.unasked_denied);
+        self.approval_requests = self
+            .approval_requests
+            .saturating_add(later.approval_requests);
+        self.unrequested_denied = self
+            .unrequested_denied
+            .saturating_add(later.unrequested_denied);
         self.usage.input = self.usage.input.saturating_add(later.usage.input);
         self.usage.output = self.usage.output.saturating_add(later.usage.output);
         for rule in &later.denied_by {
-            self.name_rule(rule);
+            self.add_denial_source(rule);
         }
         self.answer = later.answer;
     }

@@ -8,21 +8,21 @@ mod turns;
 use std::path::Path;
 use std::sync::Arc;
 
-use marshal_config::{DialectName, DialectTable};
+use marshal_config::{DialectDefinition, DialectName};
 use marshal_dialect::OpenParams;
 
 use crate::dialect::script::{Conversation, played};
 
 /// The table of this text.
 #[track_caller]
-fn table(text: &str) -> Arc<DialectTable> {
-    Arc::new(DialectTable::parse(text.as_bytes(), Path::new("test.toml")).unwrap())
+fn table(text: &str) -> Arc<DialectDefinition> {
+    Arc::new(DialectDefinition::parse(text.as_bytes(), Path::new("test.toml")).unwrap())
 }
 
 fn opening(text: &str) -> OpenParams {
     OpenParams {
         workspace: "/workspace".to_owned(),
-        dialect_table: Some(table(text)),
+        dialect_definition: Some(table(text)),
         ..OpenParams::default()
     }
 }

@@ -96,7 +96,7 @@ fn an_aborted_run_is_a_cancelled_turn() {
 fn a_session_is_switched_to_before_the_state_is_asked_for() {
     let opening = OpenParams {
         resume: Some("/home/agent/s.jsonl".into()),
-        dialect_table: Some(example("pi")),
+        dialect_definition: Some(example("pi")),
         ..OpenParams::default()
     };
     let mut talk = Conversation::opened(DialectName::Custom, &opening);

@@ -244,7 +244,7 @@ fn an_end_by_a_word_that_the_table_has_not_is_a_failure() {
         r#"ready protocol=custom
            write {"say":"p"}
            turn started -
-           turn ended failed 'tired' tokens=0/0 (the dialect table has no outcome for the agent's stop reason tired)"#,
+           turn ended failed 'tired' tokens=0/0 (the dialect definition has no outcome for the agent's stop reason tired)"#,
     );
 }
 
@@ -545,7 +545,7 @@ fn a_dialect_of_one_channel_does_not_grow_with_what_it_hears() {
     let mut dialect = create_dialect(DialectName::Custom);
     let (now, mut out) = (Instant::now(), Vec::new());
     let opening = OpenParams {
-        dialect_table: Some(table(ASKS)),
+        dialect_definition: Some(table(ASKS)),
         ..OpenParams::default()
     };
     dialect.open(&opening, now, &mut out);

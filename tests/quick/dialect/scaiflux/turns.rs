@@ -349,7 +349,7 @@ refused slash model: {late}"#
     ] {
         let opening = OpenParams {
             control_timeout: Some(Duration::from_millis(100)),
-            dialect_table: table,
+            dialect_definition: table,
             ..OpenParams::default()
         };
         let talk = Conversation::opened(name, &opening);
@@ -393,7 +393,7 @@ fn a_mode_counts_whatever_it_is_told_in() {
             ),
         ] {
             let opening = OpenParams {
-                dialect_table: table.clone(),
+                dialect_definition: table.clone(),
                 ..OpenParams::default()
             };
             let talk = Conversation::opened(name, &opening);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use marshal_config::{AcpSettings, CodexSettings, DenialFeedback, DialectTable};
+use marshal_config::{AcpSettings, CodexSettings, DenialFeedback, DialectDefinition};
 use marshal_dialect::{OpenParams, acp, claude, codex, custom, loaf, scaiflux, skillpilot};
 use marshal_model::ClientCapabilities;
 use serde::Deserialize;
@@ -68,7 +68,7 @@ pub(crate) fn opening(target: Target, bits: u8) -> OpenParams {
         },
         control_timeout: has(16).then_some(Duration::from_secs(60)),
         keepalive_interval: has(16).then_some(Duration::from_secs(20)),
-        dialect_table: (target == Target::Custom).then(|| table(has(64))),
+        dialect_definition: (target == Target::Custom).then(|| table(has(64))),
         client_capabilities: ClientCapabilities {
             read: has(64),
             write: has(64),
@@ -79,9 +79,9 @@ pub(crate) fn opening(target: Target, bits: u8) -> OpenParams {
     }
 }
 
-fn table(is_pi: bool) -> Arc<DialectTable> {
+fn table(is_pi: bool) -> Arc<DialectDefinition> {
     let text = if is_pi { PI } else { SCAIFLUX };
-    let table = DialectTable::parse(text.as_bytes(), Path::new("table.toml"));
+    let table = DialectDefinition::parse(text.as_bytes(), Path::new("table.toml"));
     Arc::new(table.expect("an example that can be read"))
 }
 

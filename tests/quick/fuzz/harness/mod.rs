@@ -28,7 +28,7 @@ pub(crate) enum Target {
     Skillpilot,
     /// Lines, the shim's messages.
     Framing,
-    /// The table of a custom dialect.
+    /// The definition of a custom dialect.
     Table,
     /// The configuration, and a policy.
     Config,

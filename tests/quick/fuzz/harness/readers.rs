@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use marshal_config::{Config, DialectTable, Origin};
+use marshal_config::{Config, DialectDefinition, Origin};
 use marshal_dialect::mcp::{Effect, Server};
 use marshal_journal::codec;
 use marshal_model::limits::{EGRESS_HELLO_BYTES, EGRESS_HELLO_EXTENSIONS, TOOL_CALLS};
@@ -135,7 +135,7 @@ fn frames(bytes: &[u8]) {
 }
 
 pub(super) fn table(input: &[u8]) {
-    match DialectTable::parse(input, Path::new("fuzz.toml")) {
+    match DialectDefinition::parse(input, Path::new("fuzz.toml")) {
         Ok(table) => drop(format!("{table:?}")),
         Err(errors) => placed(&errors),
     }

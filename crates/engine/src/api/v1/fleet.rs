@@ -149,14 +149,14 @@ pub(super) fn operator_error(error: OperatorError) -> ApiError {
 }
 
 /// Sets the phase of a pool.
-pub(super) async fn set_flow(
+pub(super) async fn set_phase(
     app: AppState,
     request: RequestContext,
-    flow: PoolPhase,
+    phase: PoolPhase,
 ) -> HandlerResult {
     let name = pool_of(&app, &request)?;
     app.fleet
-        .set_phase(&name, flow)
+        .set_phase(&name, phase)
         .await
         .map_err(operator_error)?;
     respond_ok(&find_pool(&app, name.as_str())?)

@@ -294,7 +294,7 @@ static ROUTES: &[Route] = &[
         name: "drainPool",
         summary: "Start no more tasks; running tasks finish, and idle children are stopped",
         response: (200, "Pool"),
-        handler: |app, request| Box::pin(fleet::set_flow(app, request, PoolPhase::Draining)),
+        handler: |app, request| Box::pin(fleet::set_phase(app, request, PoolPhase::Draining)),
         ..MUTATING
     },
     Route {
@@ -302,7 +302,7 @@ static ROUTES: &[Route] = &[
         name: "pausePool",
         summary: "Start no more tasks; slots keep their children",
         response: (200, "Pool"),
-        handler: |app, request| Box::pin(fleet::set_flow(app, request, PoolPhase::Paused)),
+        handler: |app, request| Box::pin(fleet::set_phase(app, request, PoolPhase::Paused)),
         ..MUTATING
     },
     Route {
@@ -319,7 +319,7 @@ static ROUTES: &[Route] = &[
         name: "resumePool",
         summary: "Start tasks again after a drain or a pause",
         response: (200, "Pool"),
-        handler: |app, request| Box::pin(fleet::set_flow(app, request, PoolPhase::Running)),
+        handler: |app, request| Box::pin(fleet::set_phase(app, request, PoolPhase::Running)),
         ..MUTATING
     },
     Route {

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::DialectTable;
-use crate::dialect_table::{self, UnlistedTypes, RuleEvent, UnansweredPolicy};
+use crate::DialectDefinition;
+use crate::dialect_definition::{self, UnlistedTypes, RuleEvent, UnansweredPolicy};
 
 const DOCUMENT: &str = include_str!("../../../../docs/dialects.md");
 const PI: &str = include_str!("../../../../examples/dialects/pi.toml");
 const SCAIFLUX: &str = include_str!("../../../../examples/dialects/scaiflux.toml");
 
-fn parse(text: &str) -> Result<DialectTable, String> {
-    DialectTable::parse(text.as_bytes(), Path::new("agent.toml")).map_err(|e| e.to_string())
+fn parse(text: &str) -> Result<DialectDefinition, String> {
+    DialectDefinition::parse(text.as_bytes(), Path::new("agent.toml")).map_err(|e| e.to_string())
 }
 
 /// A table that is whole but for what is added.
@@ -72,8 +72,8 @@ fn what_is_wrong_is_said_with_its_place() {
 #[test]
 fn tables_that_cannot_work_are_refused() {
     for (text, expect) in [
-        ("", "a table needs prompt.send"),
-        ("", "a table needs rules, [[on]]"),
+        ("", "a definition needs prompt.send"),
+        ("", "a definition needs rules, [[on]]"),
         ("prompt.send = '{\"a\":\"{prompt}\"}'\non = []", "no rule ends a turn"),
         (&with("promt = 1"), "did you mean prompt?"),
         (&with("rule = []"), "did you mean on?"),
@@ -122,8 +122,8 @@ fn tables_that_cannot_work_are_refused() {
 fn tables_have_bounds() {
     let many = "[[on]]\ntype = \"x\"\nevent = \"usage\"\n".repeat(128);
     refused(&format!("{}{many}", with("")), "129 rules, at most 128");
-    let long = format!("{}# {}\n", with(""), "x".repeat(dialect_table::TABLE_BYTES));
-    refused(&long, "a table can have at most 65536");
+    let long = format!("{}# {}\n", with(""), "x".repeat(dialect_definition::DEFINITION_BYTES));
+    refused(&long, "a definition can have at most 65536");
     let types = vec!["\"t\""; 65].join(",");
     refused(&with(&format!("ignore = [{types}]")), "65 elements, at most 64");
 }
@@ -136,7 +136,7 @@ fn the_page_has_every_key_and_every_event_and_no_other() {
     let events: BTreeSet<&str> = RuleEvent::ALL.iter().map(|event| event.as_str()).collect();
     let is_key = |name: &&String| !name.starts_with('{') && !events.contains(name.as_str());
     let documented: BTreeSet<&String> = all.iter().filter(is_key).collect();
-    let forms = dialect_table::key_types();
+    let forms = dialect_definition::key_types();
     let mut accepted: BTreeSet<String> = forms.values();
     // Keys at the root, and those of the array.
     for name in ["name", "type", "turn", "ignore", "others", "early"] {

@@ -1,4 +1,4 @@
-//! Reads a table, key by key. A faulty key is reported and omitted.
+//! Reads a definition, key by key. A faulty key is reported and omitted.
 
 use toml::de::DeValue;
 
@@ -6,7 +6,7 @@ use super::path::DataPath;
 use super::rule::{Condition, EndsTurn, EventDetail, Expected, Rule, RuleEvent};
 use super::template::{Placeholder, Template};
 use super::{
-    AcceptedVersion, DialectTable, PermissionReplies, RULES, UnansweredPolicy, UnlistedTypes,
+    AcceptedVersion, DialectDefinition, PermissionReplies, RULES, UnansweredPolicy, UnlistedTypes,
 };
 use crate::error::{one_of, quote};
 use crate::key_types::ValueType;
@@ -15,16 +15,17 @@ use crate::table::{Entry, Located, Section};
 use marshal_model::TurnOutcome;
 
 /// The limit of each list: conditions of a rule, values of a condition, types of a rule, words of a
-/// table.
+/// definition.
 const LIST: usize = 64;
 
-/// What the schema says of a name.
-const NAME: &str = "^[a-z0-9][a-z0-9._-]{0,31}$";
-/// What it says of a path, and of a template.
-const PATH: &str = "^.{1,256}$";
-const TEMPLATE: &str = r"^\s*\{[\s\S]*\}\s*$";
-/// What it says of a type and of a word.
-const TYPE: &str = "^.{1,128}$";
+/// The JSON-schema pattern of a name.
+const NAME_PATTERN: &str = "^[a-z0-9][a-z0-9._-]{0,31}$";
+/// The pattern of a path.
+const PATH_PATTERN: &str = "^.{1,256}$";
+/// The pattern of a template.
+const TEMPLATE_PATTERN: &str = r"^\s*\{[\s\S]*\}\s*$";
+/// The pattern of a type and of a word.
+const TYPE_PATTERN: &str = "^.{1,128}$";
 
 /// The outcomes that an agent's message can give a turn.
 const OUTCOMES: &[TurnOutcome] = &[
@@ -35,13 +36,15 @@ const OUTCOMES: &[TurnOutcome] = &[
     TurnOutcome::Failed,
 ];
 
-/// Reads the whole table. `None` if it has no prompt, which is reported.
-pub(super) fn read_table(root: &Section<'_>) -> Option<DialectTable> {
+/// Reads the whole definition. `None` if it has no prompt, which is reported.
+pub(super) fn read_definition(root: &Section<'_>) -> Option<DialectDefinition> {
     let session = &[Placeholder::Session, Placeholder::Workspace][..];
     let name = root.get("name").and_then(|item| read_name(&item));
     let kind = read_path(root, "type").unwrap_or_else(DataPath::default_type_path);
     let turn = read_path(root, "turn");
-    let ignored = root.get("ignore").map(|item| read_texts(&item, TYPE));
+    let ignored = root
+        .get("ignore")
+        .map(|item| read_texts(&item, TYPE_PATTERN));
     let others = root.keyword::<UnlistedTypes>("others", &[]);
     let version = root.section("version");
     let accepted = version
@@ -83,7 +86,7 @@ pub(super) fn read_table(root: &Section<'_>) -> Option<DialectTable> {
             ("ready", "on"),
         ],
     );
-    let table = DialectTable {
+    let definition = DialectDefinition {
         name: name.unwrap_or_else(|| "custom".to_owned()),
         digest: String::new(),
         type_path: kind,
@@ -103,12 +106,12 @@ pub(super) fn read_table(root: &Section<'_>) -> Option<DialectTable> {
         permission,
         rules,
     };
-    check_consistency(root, &table);
-    Some(table)
+    check_consistency(root, &definition);
+    Some(definition)
 }
 
 /// Checks the keys against each other.
-fn check_consistency(root: &Section<'_>, table: &DialectTable) {
+fn check_consistency(root: &Section<'_>, definition: &DialectDefinition) {
     let fault = |key: &'static str, message: &str, help: &str| {
         let item = root.get(key);
         let place = item.map_or(root.place.clone(), |item| item.place);
@@ -118,7 +121,7 @@ fn check_consistency(root: &Section<'_>, table: &DialectTable) {
     if root.diagnostics.has_errors() {
         return;
     }
-    if !table.has_rule_for(RuleEvent::End) {
+    if !definition.has_rule_for(RuleEvent::End) {
         let help = "add an [[on]] with event = \"end\"";
         fault(
             "on",
@@ -127,8 +130,8 @@ fn check_consistency(root: &Section<'_>, table: &DialectTable) {
         );
     }
     match (
-        table.can_request_permission(),
-        table.has_rule_for(RuleEvent::Permission),
+        definition.can_request_permission(),
+        definition.has_rule_for(RuleEvent::Permission),
     ) {
         (true, false) => fault(
             "permission",
@@ -142,7 +145,7 @@ fn check_consistency(root: &Section<'_>, table: &DialectTable) {
         ),
         _ => {}
     }
-    if table.has_rule_for(RuleEvent::Withdraw) && !table.can_request_permission() {
+    if definition.has_rule_for(RuleEvent::Withdraw) && !definition.can_request_permission() {
         let help = "remove the rule with event = \"withdraw\"";
         fault(
             "on",
@@ -150,35 +153,38 @@ fn check_consistency(root: &Section<'_>, table: &DialectTable) {
             help,
         );
     }
-    let mut greetings = table
+    let mut greetings = definition
         .rules
         .iter()
         .filter(|rule| rule.event == RuleEvent::Ready);
     let version = super::Field::Version;
-    if !table.accepted_versions.is_empty() && !greetings.any(|rule| rule.path(version).is_some()) {
+    if !definition.accepted_versions.is_empty()
+        && !greetings.any(|rule| rule.path(version).is_some())
+    {
         fault(
             "version",
             "[version] accepts versions, but no rule with event = \"ready\" reads the version",
             "give that rule a path, for example: version = \"protocol\"",
         );
     }
-    if table.accepted_versions.is_empty() && greetings.any(|rule| rule.path(version).is_some()) {
+    if definition.accepted_versions.is_empty() && greetings.any(|rule| rule.path(version).is_some())
+    {
         let help = "for example: [version] accept = [1]";
         fault("on", "a version is read, but none is accepted", help);
     }
-    if table.slash.is_some() != table.has_rule_for(RuleEvent::SlashResult) {
+    if definition.slash.is_some() != definition.has_rule_for(RuleEvent::SlashResult) {
         let help =
             "[slash] sends a slash command, and a rule with event = \"slash_result\" ends it";
         fault("slash", "[slash] and its result go together", help);
     }
-    if table.prompt.contains(Placeholder::Attached) != table.attachment.is_some() {
+    if definition.prompt.contains(Placeholder::Attached) != definition.attachment.is_some() {
         let help = "\"{attached}\" in prompt.send is the list of files, and prompt.attached is the form of each";
         fault("prompt", "{attached} and prompt.attached go together", help);
     }
 }
 
 fn read_name(item: &Entry<'_>) -> Option<String> {
-    let found = item.text_like(NAME)?.value;
+    let found = item.text_like(NAME_PATTERN)?.value;
     let begins = found.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
     if begins && found.len() <= 32 && found.chars().all(plain) {
@@ -199,7 +205,7 @@ fn read_path(section: &Section<'_>, key: &'static str) -> Option<DataPath> {
 }
 
 fn parse_path(item: &Entry<'_>) -> Option<DataPath> {
-    let found = item.text_like(PATH)?;
+    let found = item.text_like(PATH_PATTERN)?;
     DataPath::parse(&found.value)
         .map_err(|message| item.report(message, None))
         .ok()
@@ -214,7 +220,7 @@ fn read_template(
 }
 
 fn parse_template(item: &Entry<'_>, holes: &[Placeholder]) -> Option<Template> {
-    let found = item.text_like(TEMPLATE)?;
+    let found = item.text_like(TEMPLATE_PATTERN)?;
     Template::parse(&found.value, holes)
         .map_err(|(message, help)| item.report(message, help))
         .ok()
@@ -229,7 +235,7 @@ fn read_templates(
     let Some(item) = section.get(key) else {
         return Vec::new();
     };
-    item.record_type(ValueType::Pattern(TEMPLATE));
+    item.record_type(ValueType::Pattern(TEMPLATE_PATTERN));
     let Some(items) = list_elements(&item) else {
         return Vec::from_iter(parse_template(&item, holes));
     };
@@ -332,7 +338,7 @@ fn read_prompt(section: &Section<'_>) -> (Option<Template>, Option<Template>) {
     }
     if item.is_none() {
         let help = "for example: send = '{\"type\": \"prompt\", \"text\": \"{prompt}\"}'";
-        let message = "a table needs prompt.send, the message that carries a prompt";
+        let message = "a definition needs prompt.send, the message that carries a prompt";
         section
             .diagnostics
             .report(&section.place, message, Some(help.to_owned()));
@@ -342,7 +348,7 @@ fn read_prompt(section: &Section<'_>) -> (Option<Template>, Option<Template>) {
     (send, attached)
 }
 
-/// The one template of a table that has nothing else.
+/// The one template of a definition that has nothing else.
 fn read_message(root: &Section<'_>, key: &'static str, holes: &[Placeholder]) -> Option<Template> {
     let is_there = root.get(key).is_some();
     let section = root.section(key);
@@ -406,7 +412,7 @@ fn read_reply(section: &Section<'_>, key: &'static str, holes: &[Placeholder]) -
 
 fn read_rules(root: &Section<'_>) -> Vec<Rule> {
     let Some(item) = root.get("on") else {
-        let message = "a table needs rules, [[on]]: what the agent's messages mean";
+        let message = "a definition needs rules, [[on]]: what the agent's messages mean";
         root.diagnostics.report(&root.place, message, None);
         return Vec::new();
     };
@@ -415,7 +421,7 @@ fn read_rules(root: &Section<'_>) -> Vec<Rule> {
     };
     if items.len() > RULES {
         let message = format!(
-            "the table has {} rules, at most {RULES} are allowed",
+            "the definition has {} rules, at most {RULES} are allowed",
             items.len()
         );
         item.report(message, None);
@@ -426,7 +432,9 @@ fn read_rules(root: &Section<'_>) -> Vec<Rule> {
 }
 
 fn read_rule(section: &Section<'_>) -> Option<Rule> {
-    let kinds = section.get("type").map(|item| read_texts(&item, TYPE));
+    let kinds = section
+        .get("type")
+        .map(|item| read_texts(&item, TYPE_PATTERN));
     let has_event = section.get("event").is_some();
     let event = section.keyword::<RuleEvent>("event", &[]);
     for (key, is_there) in [("type", kinds.is_some()), ("event", has_event)] {
@@ -482,7 +490,7 @@ fn read_conditions(section: &Section<'_>, key: &'static str) -> Vec<Condition> {
     let Some(inner) = section.get(key).and_then(|item| item.section()) else {
         return Vec::new();
     };
-    let named = inner.named_entries(PATH);
+    let named = inner.named_entries(PATH_PATTERN);
     if named.len() > LIST {
         let message = format!(
             "the rule has {} conditions, at most {LIST} are allowed",
@@ -513,7 +521,7 @@ fn read_event_detail(section: &Section<'_>, event: RuleEvent, misses: bool) -> O
         RuleEvent::End => {
             let words = section.get("outcomes").and_then(|item| item.section());
             let by_word: Vec<_> = words
-                .map(|words| words.named_entries(TYPE))
+                .map(|words| words.named_entries(TYPE_PATTERN))
                 .unwrap_or_default()
                 .into_iter()
                 .filter_map(|(word, item)| Some((word, read_outcome(&item)?)))

@@ -1,5 +1,5 @@
-//! Support for the plans of chats: events of the supervisor in one commit with rows, and policy
-//! decisions about the supervisor's own actions.
+//! The supervisor's own actions in a session, such as the steps of a chat's plan: events in one
+//! commit with rows, and the policy's decisions about them.
 //!
 //! Must not know what a plan is.
 
@@ -16,8 +16,8 @@ use marshal_model::{
 use marshal_policy::{FsContext, OpaqueFs, PolicyDecision, Request};
 
 impl FleetHandle {
-    /// Appends events of the supervisor to a session without an agent, in one commit with rows;
-    /// returns when it is durable. The caller must be the only writer of that session.
+    /// Appends events of the supervisor to a session without an agent, in one commit with
+    /// `extra_writes`; returns when it is durable. The caller must be the only writer of that session.
     ///
     /// # Errors
     /// [`SubmitError`]; after [`SubmitError::Journal`] the caller may try again.
@@ -25,7 +25,7 @@ impl FleetHandle {
         &self,
         session: &SessionId,
         events: Vec<Event>,
-        with: Vec<Write>,
+        extra_writes: Vec<Write>,
     ) -> Result<(), SubmitError> {
         let id = session.clone();
         let last = self.read_journal(move |reader| reader.last_seq(&id)).await;
@@ -39,7 +39,7 @@ impl FleetHandle {
         });
         let stamped: Vec<StampedEvent> = stamped.collect();
         let end = last + stamped.len() as u64;
-        let mut writes = with;
+        let mut writes = extra_writes;
         if !stamped.is_empty() {
             writes.push(Write::Events {
                 session: session.clone(),

@@ -1,4 +1,4 @@
-//! The table of a custom dialect: the meaning of an agent's messages and the messages sent to it,
+//! The definition of a custom dialect: the meaning of an agent's messages and the messages sent to it,
 //! as data.
 //!
 //! Owns the keys of such a file, its bounds and its faults with their places, with the same reader
@@ -26,10 +26,10 @@ use super::table::{Diagnostics, Section};
 use super::{DUPLICATE, Origin, decode_source, syntax_error};
 use marshal_model::string_enum;
 
-/// The largest file of a table, in bytes.
-pub const TABLE_BYTES: usize = 64 << 10;
+/// The largest file of a definition, in bytes.
+pub const DEFINITION_BYTES: usize = 64 << 10;
 
-/// Rules of one table.
+/// Rules of one definition.
 const RULES: usize = 128;
 
 string_enum!(
@@ -57,10 +57,10 @@ super::table::keywords!(UnlistedTypes, UnansweredPolicy);
 /// A pool's custom dialect.
 #[derive(Debug, Clone)]
 pub struct CustomDialect {
-    /// The file of its table, absolute.
+    /// The file of its definition, absolute.
     pub file: PathBuf,
-    /// The table; `None` until the command line has read its file.
-    pub table: Option<Arc<DialectTable>>,
+    /// The definition; `None` until the command line has read its file.
+    pub definition: Option<Arc<DialectDefinition>>,
 }
 
 /// The answers to permission requests.
@@ -85,9 +85,9 @@ pub enum AcceptedVersion {
     Prefix(String),
 }
 
-/// The whole table.
+/// The whole definition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DialectTable {
+pub struct DialectDefinition {
     /// The protocol's name.
     pub name: String,
     /// The SHA-256 of the file, in hexadecimal.
@@ -127,8 +127,8 @@ pub struct DialectTable {
     pub rules: Vec<Rule>,
 }
 
-impl DialectTable {
-    /// Reads and checks the bytes of a table. `file` is its name for people.
+impl DialectDefinition {
+    /// Reads and checks the bytes of a definition. `file` is its name for people.
     ///
     /// # Errors
     /// Every fault of the text, with its place.
@@ -147,21 +147,21 @@ impl DialectTable {
             diagnostics.report_all(vec![syntax_error(source, &error)]);
         }
         let root = Section::root(&diagnostics, tree.get_ref());
-        if bytes.len() > TABLE_BYTES {
+        if bytes.len() > DEFINITION_BYTES {
             let message = format!(
-                "the file has {} bytes, a table can have at most {TABLE_BYTES}",
+                "the file has {} bytes, a definition can have at most {DEFINITION_BYTES}",
                 bytes.len()
             );
             diagnostics.report(&root.place, message, None);
         }
-        let table = whole.then(|| read::read_table(&root)).flatten();
+        let definition = whole.then(|| read::read_definition(&root)).flatten();
         drop(root);
         let faulty = diagnostics.has_errors();
         let (text, errors, _) = diagnostics.into_parts();
-        match table {
-            Some(mut table) if !faulty => {
-                table.digest = hex::encode(Sha256::digest(bytes));
-                Ok(table)
+        match definition {
+            Some(mut definition) if !faulty => {
+                definition.digest = hex::encode(Sha256::digest(bytes));
+                Ok(definition)
             }
             _ => Err(text.into_errors(errors)),
         }
@@ -186,7 +186,7 @@ impl DialectTable {
     }
 }
 
-/// The keys of a table, for its schema.
+/// The keys of a definition, for its schema.
 pub(super) fn key_types() -> KeyTypes {
-    KeyTypes::collect_from(|root| drop(read::read_table(root)))
+    KeyTypes::collect_from(|root| drop(read::read_definition(root)))
 }

@@ -1,8 +1,8 @@
-//! Coordinates chats that wait for a slot of a pool with idle chats that could give one up.
+//! How many chats of a pool wait for a slot, and how many idle chats release one for them.
 //!
 //! Only counts. Must not know chats or slots.
 //!
-//! An actor releases its slot after its idle time, or when another chat of the pool waits. A chat
+//! A chat releases its slot after its idle time, or when another chat of the pool waits. A chat
 //! with a command in the background keeps its slot. A chat in a slot that receives no more tasks
 //! leaves it after its turn.
 
@@ -14,21 +14,21 @@ use tokio::sync::watch;
 #[derive(Debug, Default, Clone, Copy)]
 struct Counts {
     waiting: usize,
-    yielded: usize,
+    releasing: usize,
 }
 
-/// The wait queue of a pool.
+/// The demand for slots of one pool.
 #[derive(Debug)]
-pub(super) struct SlotWaitQueue {
+pub(super) struct SlotDemand {
     counts: Mutex<Counts>,
     changed: watch::Sender<()>,
 }
 
 /// A waiting chat; dropped when it has a slot or no longer waits.
 #[derive(Debug)]
-pub(super) struct WaitTicket(Arc<SlotWaitQueue>);
+pub(super) struct WaitTicket(Arc<SlotDemand>);
 
-impl SlotWaitQueue {
+impl SlotDemand {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             counts: Mutex::default(),
@@ -47,25 +47,26 @@ impl SlotWaitQueue {
         WaitTicket(Arc::clone(self))
     }
 
-    /// Returns whether a chat must release its slot; one slot is released for each waiting chat.
-    pub(super) fn try_yield(&self) -> bool {
+    /// Whether the caller must release its slot now. Each `true` is a claim on one waiting chat, so
+    /// that one slot is released for each.
+    pub(super) fn try_claim_release(&self) -> bool {
         self.change(|counts| {
-            let is_wanted = counts.waiting > counts.yielded;
-            counts.yielded += usize::from(is_wanted);
+            let is_wanted = counts.waiting > counts.releasing;
+            counts.releasing += usize::from(is_wanted);
             is_wanted
         })
     }
 
     /// Withdraws a release that is not possible, so that another chat can release its slot.
-    pub(super) fn cancel_yield(&self) {
-        self.change(|counts| counts.yielded = counts.yielded.saturating_sub(1));
+    pub(super) fn cancel_release(&self) {
+        self.change(|counts| counts.releasing = counts.releasing.saturating_sub(1));
         self.changed.send_replace(());
     }
 
     /// Waits until a chat must release its slot. Cancel-safe.
     pub(super) async fn wait_until_wanted(&self) {
         let mut changed = self.changed.subscribe();
-        while !self.try_yield() {
+        while !self.try_claim_release() {
             if changed.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -77,7 +78,7 @@ impl Drop for WaitTicket {
     fn drop(&mut self) {
         self.0.change(|counts| {
             counts.waiting = counts.waiting.saturating_sub(1);
-            counts.yielded = counts.yielded.saturating_sub(1);
+            counts.releasing = counts.releasing.saturating_sub(1);
         });
     }
 }
@@ -87,20 +88,20 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_that_waits_is_given_way_to_once() {
-        let queue = SlotWaitQueue::new();
-        assert!(!queue.try_yield(), "nobody waits");
-        let first = queue.join();
-        let second = queue.join();
-        queue.wait_until_wanted().await;
-        assert!(queue.try_yield());
-        assert!(!queue.try_yield(), "two wait");
+    async fn one_slot_is_released_for_each_chat_that_waits() {
+        let demand = SlotDemand::new();
+        assert!(!demand.try_claim_release(), "nobody waits");
+        let first = demand.join();
+        let second = demand.join();
+        demand.wait_until_wanted().await;
+        assert!(demand.try_claim_release());
+        assert!(!demand.try_claim_release(), "two wait");
         drop((first, second));
-        assert!(!queue.try_yield());
-        let idle = Arc::clone(&queue);
+        assert!(!demand.try_claim_release());
+        let idle = Arc::clone(&demand);
         let idle = tokio::spawn(async move { idle.wait_until_wanted().await });
         tokio::task::yield_now().await;
-        let _third = queue.join();
-        idle.await.expect("it gives way");
+        let _third = demand.join();
+        idle.await.expect("it releases its slot");
     }
 }
