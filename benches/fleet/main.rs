@@ -132,13 +132,13 @@ fn run(line: &Line) -> Result<(), Failure> {
         let against_bare = bare.filter(|bare| *bare != at).map(|bare| (at, bare));
         let is_peer = Some(at) != bare && Some(at) != candidate;
         let against_peer = candidate.filter(|_| is_peer).map(|ours| (ours, at));
-        for (of, to) in against_bare.into_iter().chain(against_peer) {
-            let mut medians = ratios(&seen[of], &seen[to]);
-            if let Some(over) = over_floor(&seen[of], &seen[to]).filter(|_| Some(to) == bare) {
+        for (item, to) in against_bare.into_iter().chain(against_peer) {
+            let mut medians = ratios(&seen[item], &seen[to]);
+            if let Some(over) = over_floor(&seen[item], &seen[to]).filter(|_| Some(to) == bare) {
                 medians.insert("ask_p50_over_round_trip_and_sync".to_owned(), json!(over));
             }
             print(&json!({
-                "ratio": format!("{}/{}", sides[of].name(), sides[to].name()),
+                "ratio": format!("{}/{}", sides[item].name(), sides[to].name()),
                 "load": line.load.to_json(),
                 "manner": line.manner.to_json(),
                 "medians": medians,

@@ -260,7 +260,10 @@ impl Sse {
         } else {
             b"\n\n"
         };
-        let at = self.bytes.windows(mark.len()).position(|of| of == mark)?;
+        let at = self
+            .bytes
+            .windows(mark.len())
+            .position(|item| item == mark)?;
         let rest = self.bytes.split_off(at + mark.len());
         let block = std::mem::replace(&mut self.bytes, rest);
         let block = String::from_utf8(block).expect("UTF-8");

@@ -212,7 +212,7 @@ pub(crate) fn below(ancestor: u32) -> Vec<u32> {
     let mut found = Vec::new();
     let mut open = vec![ancestor];
     while let Some(parent) = open.pop() {
-        for (child, _) in parents.iter().filter(|(_, of)| *of == parent) {
+        for (child, _) in parents.iter().filter(|(_, item)| *item == parent) {
             found.push(*child);
             open.push(*child);
         }

@@ -522,7 +522,7 @@ fn read_env(section: &Section<'_>) -> BTreeMap<String, String> {
         let Some(value) = item.text() else { continue };
         let is_secret = ["env:", "file:"]
             .iter()
-            .any(|of| value.value.starts_with(of));
+            .any(|entry| value.value.starts_with(entry));
         if is_secret || is_likely_secret(&name) {
             let message = format!(
                 "{} would give the agent a secret: the environment of a tool server may not contain one",

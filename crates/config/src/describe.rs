@@ -272,7 +272,11 @@ pub(super) fn collect_notes(config: &Config) -> Vec<String> {
                 ),
             });
         }
-        if pool.egress.as_ref().is_some_and(|of| of.allow.is_empty()) {
+        if pool
+            .egress
+            .as_ref()
+            .is_some_and(|item| item.allow.is_empty())
+        {
             notes.push(format!(
                 "pool {name}: the allow-list of its egress proxy is empty: it reaches no host"
             ));

@@ -76,7 +76,12 @@ pub(super) fn check_consistency(diagnostics: &Diagnostics, pool: &Pool, place: O
         diagnostics.report(place, message, Some(help.to_owned()));
     }
     let is_taken = |name: &str| name == ENGINE_SERVER;
-    if pool.acp.mcp_servers.iter().any(|of| is_taken(&of.name)) {
+    if pool
+        .acp
+        .mcp_servers
+        .iter()
+        .any(|entry| is_taken(&entry.name))
+    {
         let message = format!(
             "the server of engine_tools is named {ENGINE_SERVER:?}, and one of mcp_servers has the same name"
         );

@@ -136,7 +136,7 @@ fn read_role(section: &Section<'_>, drafts: &[PoolDraft], names: &[String]) -> O
     }
     let pool = pool?;
     let mut all = drafts.iter().map(|draft| &draft.pool);
-    let Some(of) = all.find(|of| of.name.as_str() == pool.value) else {
+    let Some(entry) = all.find(|entry| entry.name.as_str() == pool.value) else {
         // A faulty role was reported already.
         if !names.contains(&pool.value) {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -150,15 +150,15 @@ fn read_role(section: &Section<'_>, drafts: &[PoolDraft], names: &[String]) -> O
         return None;
     };
     if let Some(model) = &model {
-        check_model(section, model, of);
+        check_model(section, model, entry);
     }
     if let Some(found) = instructions
         .as_ref()
-        .filter(|_| !of.dialect.supports_remarks())
+        .filter(|_| !entry.dialect.supports_remarks())
     {
         let message = format!(
             "pool {} has a tool at a terminal, which would run the instructions as a command",
-            of.name
+            entry.name
         );
         let help = "leave instructions out; runner.init has what the tool is to do first";
         section
@@ -166,7 +166,7 @@ fn read_role(section: &Section<'_>, drafts: &[PoolDraft], names: &[String]) -> O
             .report(&found.place, message, Some(help.to_owned()));
     }
     Some(Role {
-        pool: of.name.clone(),
+        pool: entry.name.clone(),
         model: model.map(|found| found.value),
         instructions: instructions.map(|found| found.value),
     })
@@ -209,7 +209,7 @@ fn accepts_session_model(pool: &Pool) -> bool {
     }
     let preset = presets::preset(&pool.agent).filter(|_| pool.is_preset);
     let is_routed = pool.network == Network::Routes;
-    pool.dialect.sets_model() && !preset.is_some_and(|of| of.writes_model(is_routed))
+    pool.dialect.sets_model() && !preset.is_some_and(|entry| entry.writes_model(is_routed))
 }
 
 /// Reads the table `workspace`. `is_discovered`: the file was discovered, not named.

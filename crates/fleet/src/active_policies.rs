@@ -69,8 +69,11 @@ impl PolicyVersion {
 
     fn has_same_digests(&self, other: &Self) -> bool {
         let digests = |version: &Self| -> Vec<String> {
-            let layered = version.layered.values().map(|of| of.sha256.clone());
-            let shadow = version.shadow.as_ref().map(|of| of.loaded.sha256.clone());
+            let layered = version.layered.values().map(|item| item.sha256.clone());
+            let shadow = version
+                .shadow
+                .as_ref()
+                .map(|item| item.loaded.sha256.clone());
             layered.chain(shadow).collect()
         };
         self.base.sha256 == other.base.sha256
@@ -138,7 +141,7 @@ fn versions(config: &Config, policies: &Policies) -> Result<Vec<Arc<PolicyVersio
         Ok(Arc::new(PolicyVersion {
             base: find(&pool.policy)?,
             layered: layered
-                .map(|((_, layer), of)| (layer.clone(), of.clone()))
+                .map(|((_, layer), item)| (layer.clone(), item.clone()))
                 .collect(),
             shadow: shadow.transpose()?,
             loaded_at_us: now_us,

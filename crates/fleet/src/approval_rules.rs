@@ -22,7 +22,7 @@ pub(crate) struct ApprovalRules {
 impl ApprovalRules {
     /// Whether the approver of an answer may still answer. An unknown approver may not.
     pub(crate) fn permits_approver_of(&self, answer: &ApprovalAnswer) -> bool {
-        parse_approver(&answer.approver).is_some_and(|of| self.approvers.contains(&of))
+        parse_approver(&answer.approver).is_some_and(|item| self.approvers.contains(&item))
     }
 
     /// Whether an earlier answer may still be remembered for its scope.
@@ -65,7 +65,7 @@ impl PoolShared {
             approvers,
             remember: settings
                 .remember
-                .map_or(own.remember, |of| of.min(own.remember)),
+                .map_or(own.remember, |item| item.min(own.remember)),
             max_pending: max_pending.min(own.max_pending).min(APPROVALS_PER_POOL),
         }
     }
@@ -81,7 +81,7 @@ mod tests {
         let rules = |approvers: &[&str], remember| ApprovalRules {
             approvers: approvers
                 .iter()
-                .filter_map(|of| Approver::new(of))
+                .filter_map(|item| Approver::new(item))
                 .collect(),
             remember,
             max_pending: 1,

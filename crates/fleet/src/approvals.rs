@@ -373,10 +373,10 @@ impl FleetHandle {
         match self.read_approvals(read).await {
             Ok((open, remembered)) => {
                 shared.approvals.restore(&open, remembered);
-                for of in open {
-                    let entry = self.0.pools.get(&of.pool);
+                for item in open {
+                    let entry = self.0.pools.get(&item.pool);
                     let pool = entry.map(|entry| entry.actor.clone());
-                    spawn_approval_expiry(shared, of.id, of.deadline_us, pool);
+                    spawn_approval_expiry(shared, item.id, item.deadline_us, pool);
                 }
             }
             Err(why) => tracing::warn!(

@@ -167,7 +167,7 @@ fn loaded(version: &PolicyVersion) -> impl Iterator<Item = &LoadedPolicy> {
 }
 
 fn all_files(version: &PolicyVersion) -> impl Iterator<Item = &PathBuf> {
-    loaded(version).flat_map(|of| &of.files)
+    loaded(version).flat_map(|item| &item.files)
 }
 
 /// The number of rules of all base policies; each policy counts once.
@@ -282,7 +282,7 @@ impl FleetHandle {
         });
         let versions = shared.active_policies.all();
         // After a failed reload too: the files of the policies in force may become valid again.
-        files.extend(versions.iter().flat_map(|of| all_files(of)).cloned());
+        files.extend(versions.iter().flat_map(|item| all_files(item)).cloned());
         shared.reloads.files.send_if_modified(|current| {
             let is_new = *current != files;
             *current = files;
@@ -322,7 +322,7 @@ impl FleetHandle {
         let files = files.into_iter().map(|file| (file, decide));
         let config = self.0.shared.files.config();
         let trusted = config.trusted_paths().into_iter();
-        let trusted = trusted.map(|of| (of.path, of.purpose.reason()));
+        let trusted = trusted.map(|item| (item.path, item.purpose.reason()));
         let all: Vec<_> = files.chain(trusted).collect();
         let root = workspace.to_owned();
         let find = move || {

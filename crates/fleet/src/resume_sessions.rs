@@ -174,8 +174,11 @@ restart = { on_crash = "resume" }
     fn chosen(sessions: Vec<ResumableSession>, scope: &ResumeScope) -> (Vec<String>, Vec<String>) {
         let (wanted, over) = select_sessions(sessions, &config(POOL), scope);
         (
-            wanted.values().map(|of| of.session.to_string()).collect(),
-            over.iter().map(|of| of.session.to_string()).collect(),
+            wanted
+                .values()
+                .map(|item| item.session.to_string())
+                .collect(),
+            over.iter().map(|item| item.session.to_string()).collect(),
         )
     }
 

@@ -106,7 +106,7 @@ impl Reader {
              AND kind IN ('prompt_accepted', 'turn_ended') ORDER BY seq DESC LIMIT 1",
         )?;
         let mut rows = statement.query(params![session.as_str(), seq])?;
-        let (from, of) = match rows.next()? {
+        let (from, item) = match rows.next()? {
             None => (0, None),
             Some(row) => match event_from_row(row)? {
                 Some(Event::PromptAccepted { task, .. }) => (row.get(3)?, task),
@@ -136,7 +136,7 @@ impl Reader {
             pieces.push(text[at..].to_owned());
         }
         pieces.reverse();
-        Ok((UntrustedText::new(pieces.concat()), of))
+        Ok((UntrustedText::new(pieces.concat()), item))
     }
 
     /// Whether the session's agent has answered anything, so it has received a whole prompt.

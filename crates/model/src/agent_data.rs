@@ -90,7 +90,7 @@ impl Setting {
     pub fn has_same_target(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Mode(_), Self::Mode(_)) => true,
-            (Self::Option { id, .. }, Self::Option { id: of, .. }) => id == of,
+            (Self::Option { id, .. }, Self::Option { id: item, .. }) => id == item,
             _ => false,
         }
     }

@@ -280,7 +280,7 @@ mod tests {
     /// The value of the only member of this name; `None` if there is none, an error if there are
     /// several.
     fn only<'m>(members: &[(&str, &'m str)], name: &str) -> Result<Option<&'m str>, ()> {
-        let mut found = members.iter().filter(|(of, _)| *of == name);
+        let mut found = members.iter().filter(|(item, _)| *item == name);
         let first = found.next().map(|(_, value)| *value);
         if found.next().is_some() {
             Err(())
@@ -311,20 +311,20 @@ mod tests {
 
         #[test]
         fn an_object_decides_exactly_if_it_has_one_decision_of_three(
-            of in members(
+            item in members(
                 &["decision", "decision", "reason", "Decision", "decisions", "more"],
                 &["\"allow\"", "\"ask\"", "\"deny\"", "\"Allow\"", "\"allow \"", "\"\"", "true", "null", "[\"allow\"]", "{}"],
             ),
             is_twice in any::<bool>(),
             after in prop::sample::select(&["", " ", "x", "{}", "null", "\0"][..]),
         ) {
-            let result = object(&of);
+            let result = object(&item);
             let twice = if is_twice { format!("\"result\": {result},") } else { String::new() };
             let answer = format!("{{{twice}\"result\": {result}}}{after}");
-            let word = only(&of, "decision").ok().flatten();
+            let word = only(&item, "decision").ok().flatten();
             let word = word.and_then(|json| serde_json::from_str::<String>(json).ok());
             let word = word.and_then(|word| Decision::parse(&word));
-            let has_reason = only(&of, "reason").is_ok_and(|json| {
+            let has_reason = only(&item, "reason").is_ok_and(|json| {
                 json.is_none_or(|json| json.starts_with('"'))
             });
             let expect = word.filter(|_| has_reason && !is_twice && after.trim_matches(' ').is_empty());

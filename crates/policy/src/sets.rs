@@ -295,7 +295,7 @@ impl SetTable {
             }
             Role::Except => layer + 1,
         };
-        if self.named[place].1.iter().all(|(of, _)| *of < until) {
+        if self.named[place].1.iter().all(|(item, _)| *item < until) {
             return Some(place);
         }
         if let Some(known) = self.partial.get(&(place, until)) {

@@ -329,8 +329,8 @@ impl ShellEvaluator<'_, '_, '_> {
             .assignments
             .iter()
             .filter(|a| wrappers::is_command_variable(&a.name));
-        for of in commands {
-            self.evaluate_script(&of.value.text, bases, part, depth + 1);
+        for item in commands {
+            self.evaluate_script(&item.value.text, bases, part, depth + 1);
         }
     }
 

@@ -455,7 +455,7 @@ impl Runner {
         match self
             .running
             .as_ref()
-            .map(|of| (of.deadline, &of.interruption))
+            .map(|item| (item.deadline, &item.interruption))
         {
             Some((_, Some(ending))) => {
                 all.extend([ending.probe_at.unwrap_or(ending.until), ending.until]);

@@ -90,7 +90,7 @@ impl Change {
             _ => None,
         };
         given
-            .and_then(|of| of.file.content.storable_bytes())
+            .and_then(|item| item.file.content.storable_bytes())
             .map_or(0, Bytes::len)
     }
 }

@@ -44,21 +44,23 @@ pub struct UsageSample {
 
 pub(super) fn write_usages(out: &mut String, usages: &UsageSample) {
     let slots = &usages.slots;
-    write_slot_metric(out, &names::SLOT_CPU, slots, |of| of.cpu_seconds);
+    write_slot_metric(out, &names::SLOT_CPU, slots, |item| item.cpu_seconds);
     write_header(out, &names::SLOT_MEMORY);
-    for of in slots {
-        for (kind, bytes) in MemoryKind::ALL.iter().zip(of.memory) {
+    for item in slots {
+        for (kind, bytes) in MemoryKind::ALL.iter().zip(item.memory) {
             let kind = ("kind", kind.as_str());
-            write_series(out, &names::SLOT_MEMORY, Some(&of.slot), &[kind], bytes);
+            write_series(out, &names::SLOT_MEMORY, Some(&item.slot), &[kind], bytes);
         }
     }
     out.push('\n');
-    write_slot_metric(out, &names::SLOT_MEMORY_LIMIT, slots, |of| of.memory_limit);
-    write_slot_metric(out, &names::SLOT_OOM_KILLS, slots, |of| of.oom_kills);
-    write_slot_metric(out, &names::SLOT_PROCESSES, slots, |of| of.processes);
+    write_slot_metric(out, &names::SLOT_MEMORY_LIMIT, slots, |item| {
+        item.memory_limit
+    });
+    write_slot_metric(out, &names::SLOT_OOM_KILLS, slots, |item| item.oom_kills);
+    write_slot_metric(out, &names::SLOT_PROCESSES, slots, |item| item.processes);
     write_header(out, &names::SLOT_PRESSURE);
-    for of in slots {
-        write_stalls(out, &names::SLOT_PRESSURE, Some(&of.slot), of.stalls);
+    for item in slots {
+        write_stalls(out, &names::SLOT_PRESSURE, Some(&item.slot), item.stalls);
     }
     out.push('\n');
     write_header(out, &names::HOST_PRESSURE);
@@ -73,8 +75,8 @@ fn write_slot_metric<V: std::fmt::Display>(
     value: impl Fn(&SlotUsage) -> Option<V>,
 ) {
     write_header(out, metric);
-    for of in slots {
-        write_series(out, metric, Some(&of.slot), &[], value(of));
+    for item in slots {
+        write_series(out, metric, Some(&item.slot), &[], value(item));
     }
     out.push('\n');
 }

@@ -347,7 +347,10 @@ pub(crate) fn busy(bench: &Bench, speech: &Speech) -> CellOutcome {
     // The agent heard the end of the first before the second.
     let received = talk.received_kinds();
     let at = |kind: &str, nth: usize| {
-        let mut all = received.iter().enumerate().filter(|(_, of)| *of == kind);
+        let mut all = received
+            .iter()
+            .enumerate()
+            .filter(|(_, item)| *item == kind);
         all.nth(nth)
             .unwrap_or_else(|| panic!("no {kind} in {received:?}"))
             .0
@@ -416,7 +419,7 @@ pub(crate) fn goodbye(bench: &Bench, speech: &Speech) -> CellOutcome {
     talk.close();
     ended_well(&talk);
     let received = talk.received_kinds();
-    let has = |kind: &str| received.iter().any(|of| of == kind);
+    let has = |kind: &str| received.iter().any(|item| item == kind);
     match speech.goodbye {
         Goodbye::Word(word) => {
             assert!(has(word), "{received:?}");
@@ -496,7 +499,7 @@ pub(crate) fn huge_line(bench: &Bench, _: &Speech) -> CellOutcome {
 pub(crate) fn tokens(talk: &Talk<'_>) -> [u64; 2] {
     let ended = talk.events("turn_ended");
     let usage = &ended.last().expect("an end")["usage"];
-    ["input", "output"].map(|of| usage[of].as_u64().unwrap_or_else(|| panic!("{ended:?}")))
+    ["input", "output"].map(|item| usage[item].as_u64().unwrap_or_else(|| panic!("{ended:?}")))
 }
 
 pub(crate) fn usage(bench: &Bench, speech: &Speech) -> CellOutcome {
@@ -506,7 +509,7 @@ pub(crate) fn usage(bench: &Bench, speech: &Speech) -> CellOutcome {
             let few = tokens(&talk);
             talk.completed_turn_text(&format!("say {}", "many words ".repeat(200)));
             let many = tokens(&talk);
-            assert!(few.iter().all(|of| *of > 0), "{few:?}");
+            assert!(few.iter().all(|item| *item > 0), "{few:?}");
             assert!(many[1] > few[1] + 100, "{few:?} {many:?}");
             talk.close();
             CellOutcome::Yes

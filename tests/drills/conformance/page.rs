@@ -64,7 +64,7 @@ pub(crate) fn render(rows: &[Row]) -> String {
 
 /// The number of a note; the same words are one note.
 fn number(notes: &mut Vec<&'static str>, note: &'static str) -> usize {
-    if let Some(at) = notes.iter().position(|of| *of == note) {
+    if let Some(at) = notes.iter().position(|item| *item == note) {
         return at + 1;
     }
     notes.push(note);

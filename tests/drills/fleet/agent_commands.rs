@@ -112,7 +112,7 @@ fn events(drill: &Drill, session: &str) -> Vec<(String, Value)> {
 fn place(events: &[(String, Value)], kind: &str, word: &str) -> usize {
     let mut found = events.iter();
     found
-        .position(|(of, body)| of == kind && body.to_string().contains(word))
+        .position(|(item, body)| item == kind && body.to_string().contains(word))
         .unwrap_or_else(|| panic!("no {kind} with {word}: {events:?}"))
 }
 
@@ -121,7 +121,8 @@ fn until(drill: &Drill, session: &str, kind: &str, word: &str) -> Vec<(String, V
     let mut seen = Vec::new();
     eventually(LONG, word, || {
         seen = events(drill, session);
-        let is_it = |(of, body): &(String, Value)| of == kind && body.to_string().contains(word);
+        let is_it =
+            |(item, body): &(String, Value)| item == kind && body.to_string().contains(word);
         seen.iter().any(is_it)
     });
     seen

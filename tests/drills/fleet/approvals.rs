@@ -322,7 +322,7 @@ fn a_bare_name_that_becomes_a_link_is_another_place() {
     good(&answer(&drill, "approve", &first, &remembered));
     let again = || {
         let listed = list_approvals(&drill, &[]);
-        listed.into_iter().find(|of| id(of) != id(&first))
+        listed.into_iter().find(|item| id(item) != id(&first))
     };
     eventually(LONG, "it is asked again", || again().is_some());
     let second = again().expect("it waits");
@@ -376,13 +376,13 @@ fn a_full_queue_denies_and_identical_asks_are_one_row() {
     });
     let first = requests
         .iter()
-        .find(|of| of["summary"] == "touch a1")
+        .find(|item| item["summary"] == "touch a1")
         .expect("the first");
     let mut times = Value::Null;
     eventually(LONG, "the same is the same row", || {
         let found = list_approvals(&drill, &[]);
-        let found = found.iter().find(|of| id(of) == id(first));
-        times = found.map_or(Value::Null, |of| of["times"].clone());
+        let found = found.iter().find(|item| id(item) == id(first));
+        times = found.map_or(Value::Null, |item| item["times"].clone());
         times == 2
     });
     good(&answer(&drill, "approve", first, &[]));

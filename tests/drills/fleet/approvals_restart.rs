@@ -61,7 +61,7 @@ fn after_a_kill_the_answer_is_kept_and_used_once_by_the_resumed_agent() {
         let found = waiting(&drill, 2);
         let found = found
             .iter()
-            .find(|of| id(of) != id(&ask))
+            .find(|item| id(item) != id(&ask))
             .expect("the other");
         good(&answer(&drill, "reject", found, &[]));
         assert_eq!(result(&drill, other)["outcome"], "denied");

@@ -43,7 +43,7 @@ file = "own.toml"
 fn outcomes(results: &[Value]) -> Vec<&str> {
     results
         .iter()
-        .map(|of| of["outcome"].as_str().expect("an outcome"))
+        .map(|item| item["outcome"].as_str().expect("an outcome"))
         .collect()
 }
 
@@ -150,11 +150,11 @@ fn a_runs_cost_ends_it_and_what_was_not_begun_is_skipped() {
     assert_eq!(provider.got().len(), 2, "{outcomes:?}");
     let skipped: Vec<_> = results
         .iter()
-        .filter(|of| of["outcome"] == "skipped")
+        .filter(|item| item["outcome"] == "skipped")
         .collect();
     assert_eq!(skipped.len(), 3, "{outcomes:?}");
-    for of in skipped {
-        let why = of["detail"].as_str().expect("a reason");
+    for item in skipped {
+        let why = item["detail"].as_str().expect("a reason");
         assert!(
             why.contains("--max-cost") && why.contains("$0.00004"),
             "{why}"
@@ -258,7 +258,10 @@ fn more_than_a_turn_may_have_is_denied_and_named_on_record() {
         let results = results(&drill, &ran);
         assert_eq!(outcomes(&results), ["done"], "{}", ran.all());
         let audit = audit(&drill);
-        let by: Vec<&str> = audit.iter().filter_map(|of| of["by"].as_str()).collect();
+        let by: Vec<&str> = audit
+            .iter()
+            .filter_map(|item| item["by"].as_str())
+            .collect();
         assert_eq!(by.len(), 3, "{audit:#?}");
         assert_eq!(by[2], "budget");
         assert_eq!(audit[2]["decision"], "deny");
@@ -286,10 +289,10 @@ fn a_spent_budget_ends_the_turn_or_parks_the_slot_until_somebody_restarts_it() {
     let ended = results(&drill, &ran);
     let by_outcome: BTreeMap<_, _> = ended
         .iter()
-        .map(|of| {
+        .map(|item| {
             (
-                of["outcome"].as_str().expect("a word"),
-                of["detail"].to_string(),
+                item["outcome"].as_str().expect("a word"),
+                item["detail"].to_string(),
             )
         })
         .collect();
@@ -472,7 +475,7 @@ fn when_its_time_is_over_a_run_begins_nothing_more_and_what_runs_is_cancelled() 
         assert_eq!(words, ["cancelled", "done", "skipped"], "{}", ran.all());
         let skipped = ended
             .iter()
-            .find(|of| of["outcome"] == "skipped")
+            .find(|item| item["outcome"] == "skipped")
             .expect("one");
         assert!(
             skipped["detail"].to_string().contains("--until"),

@@ -55,7 +55,10 @@ fn a_chat_begins_answers_and_is_listed() {
             "{dialect}: {events:#?}"
         );
         assert!(text(&events).contains("one"), "{events:#?}");
-        let call = &events[events.iter().position(|of| of.name == "call").expect("one")];
+        let call = &events[events
+            .iter()
+            .position(|item| item.name == "call")
+            .expect("one")];
         assert_eq!(call.data["path"], "README.md", "{call:?}");
         let done = events.last().expect("the end");
         assert_eq!(done.data["outcome"], "completed");

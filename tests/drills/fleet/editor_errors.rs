@@ -172,7 +172,7 @@ fn an_editor_that_never_reads_holds_nothing_but_a_bounded_memory() {
     });
     let status = std::fs::read_to_string(format!("/proc/{}/status", deaf.id())).expect("status");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let peak = peak.and_then(|of| of.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    let peak = peak.and_then(|item| item.trim().trim_end_matches(" kB").parse::<u64>().ok());
     let peak = peak.expect("VmHWM");
     assert!(
         peak < 150 << 10,

@@ -27,8 +27,8 @@ fn is_up(drill: &Drill) -> Option<f64> {
 /// Whether `rejected/` has a reason of something that was called so.
 fn is_aside(drill: &Drill, name: &str) -> bool {
     let names = names(drill, "rejected");
-    let mut reasons = names.iter().filter(|of| of.ends_with(".reason"));
-    reasons.any(|of| of.starts_with(&format!("{name}.")))
+    let mut reasons = names.iter().filter(|item| item.ends_with(".reason"));
+    reasons.any(|item| item.starts_with(&format!("{name}.")))
 }
 
 #[test]

@@ -198,6 +198,6 @@ fn a_kill_at_any_moment_works_nothing_twice_and_loses_nothing() {
     let halves = fs::read_dir(drill.path("plane/result"))
         .expect("listed")
         .flatten();
-    let halves = halves.filter(|of| of.file_name().to_string_lossy().starts_with('.'));
+    let halves = halves.filter(|item| item.file_name().to_string_lossy().starts_with('.'));
     assert_eq!(halves.count(), 0, "nothing half written stays");
 }

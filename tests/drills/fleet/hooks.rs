@@ -236,7 +236,7 @@ restart   = { budget = 0 }
     assert_eq!(got.len(), 3);
     let reported: Vec<Value> = got.iter().map(message).collect();
     assert!(
-        reported.iter().all(|of| of["id"] == reported[0]["id"]),
+        reported.iter().all(|item| item["id"] == reported[0]["id"]),
         "the same message: {reported:?}"
     );
     let event = &reported[0]["events"][0];

@@ -75,7 +75,10 @@ fn a_replay_sees_links_as_they_were_and_what_clients_did() {
     let prompt = "run cat in/lib.rs\nrun cat out/hostname\nclient-read README.md\nread in/lib.rs";
     drill.run(&["run", "--results", "r.jsonl", prompt]);
     let records = lines(&drill.run(&["audit", "export"]));
-    let decisions: Vec<_> = records.iter().map(|of| of["decision"].as_str()).collect();
+    let decisions: Vec<_> = records
+        .iter()
+        .map(|item| item["decision"].as_str())
+        .collect();
     assert_eq!(
         decisions,
         [Some("allow"), Some("deny"), Some("allow"), Some("allow")],
@@ -116,7 +119,7 @@ fn a_replay_sees_links_as_they_were_and_what_clients_did() {
     let page = replay("strict.toml");
     let changes = page["changes"].as_array().expect("changes").iter();
     let changes: Vec<_> = changes
-        .map(|of| (of["old"].as_str(), of["new_rules"].clone()))
+        .map(|item| (item["old"].as_str(), item["new_rules"].clone()))
         .collect();
     let expect = [
         (Some("ask"), json!(["outside"])),

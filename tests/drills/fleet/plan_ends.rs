@@ -102,7 +102,7 @@ fn a_stop_ends_all_members_and_is_heard_once() {
         );
     }
     let events = all(&daemon, &chat);
-    let ends = events.iter().filter(|of| is_end(of)).count();
+    let ends = events.iter().filter(|entry| is_end(entry)).count();
     assert_eq!(
         (ends, events.last().expect("one").name.as_str()),
         (1, "stopped"),
@@ -137,7 +137,7 @@ fn after_kills_every_item_is_ticked_once_and_none_is_lost() {
     let mut reported: Vec<StreamEvent> = Vec::new();
     for round in 0..count(5) {
         // After some more events each time; the work may be over before the last kill.
-        let cursor = reported.last().map(|of| of.id.clone());
+        let cursor = reported.last().map(|entry| entry.id.clone());
         let mut stream = daemon.follow(&chat, cursor.as_deref());
         for _ in 0..(round * 7) % 19 + 3 {
             if reported.last().is_some_and(is_end) {
@@ -150,7 +150,7 @@ fn after_kills_every_item_is_ticked_once_and_none_is_lost() {
         daemon = Daemon::start(&drill);
     }
     if !reported.last().is_some_and(is_end) {
-        let cursor = reported.last().map(|of| of.id.clone());
+        let cursor = reported.last().map(|entry| entry.id.clone());
         reported.extend(
             daemon
                 .follow(&chat, cursor.as_deref())
@@ -169,7 +169,7 @@ fn after_kills_every_item_is_ticked_once_and_none_is_lost() {
     let steps = steps(&reported);
     assert_eq!(steps.len(), items);
     for (item, states) in &steps {
-        let done = states.iter().filter(|of| *of == "done").count();
+        let done = states.iter().filter(|entry| *entry == "done").count();
         assert_eq!(
             (done, states.last().map(String::as_str)),
             (1, Some("done")),

@@ -74,16 +74,19 @@ fn the_check_is_run_though_the_last_item_was_not_the_last_to_end() {
     body["limits"] = json!({"turns": 0});
     let chat = begin(&daemon, &body);
     let mut stream = daemon.follow(&chat, None);
-    stream.until("the last item", |of| {
-        of.data["content"] == "write b.txt x" && of.data["status"] == "done"
+    stream.until("the last item", |entry| {
+        entry.data["content"] == "write b.txt x" && entry.data["status"] == "done"
     });
     write(&drill, "go", "");
     let events = stream.until("the end", is_end);
     assert_eq!(end(&events), ("done", "check_passed"), "{events:#?}");
-    assert!(events.iter().all(|of| of.name != "round"), "{events:#?}");
+    assert!(
+        events.iter().all(|entry| entry.name != "round"),
+        "{events:#?}"
+    );
     let found = daemon.get(&format!("{chat}/plan")).body;
     let member = found["members"].as_array().expect("members").iter();
-    let mut member = member.filter(|of| of["planner"] == false);
+    let mut member = member.filter(|entry| entry["planner"] == false);
     let id = member.next().expect("one")["chat_id"].as_str();
     let turns = daemon.get(&format!("{CHATS}/{}/turns", id.expect("an id")));
     let last = turns.body["items"].as_array().expect("turns").last();
@@ -101,9 +104,9 @@ fn an_item_that_cannot_be_sent_is_blocked_and_the_others_are_worked() {
     let events = all(&daemon, &begin(&daemon, &body(&["coder"])));
     assert_eq!(end(&events), ("error", "blocked"));
     assert!(has(&drill, "a.txt"));
-    let seen_events = events
-        .iter()
-        .any(|of| of.name == "plan_step" && of.data["step"] == 1 && of.data["status"] == "blocked");
+    let seen_events = events.iter().any(|entry| {
+        entry.name == "plan_step" && entry.data["step"] == 1 && entry.data["status"] == "blocked"
+    });
     assert!(seen_events);
 }
 
@@ -162,7 +165,7 @@ fn a_plan_that_is_not_the_approved_one_is_approved_again() {
         &json!({"goal": "g", "mode": "plan_then_execute", "plan_id": "plan.md", "roles": ["coder"]}),
     );
     let mut stream = daemon.follow(&chat, None);
-    stream.until("a plan", |of| of.name == "plan");
+    stream.until("a plan", |entry| entry.name == "plan");
     killed(daemon, "KILL");
     let changed = drill.database().execute(
         "UPDATE chats SET phase = 'working', progress = json_set(coalesce(progress, \
@@ -210,7 +213,7 @@ fn a_plan_that_is_written_all_the_time_is_one_row_and_told_now_and_then() {
         &json!({"goal": "g", "mode": "plan_then_execute", "plan_id": "plan.md", "roles": ["coder"]}),
     );
     let mut stream = daemon.follow(&chat, None);
-    stream.until("a plan", |of| of.name == "plan");
+    stream.until("a plan", |entry| entry.name == "plan");
     let mut text = String::new();
     for at in 0..50 {
         text = format!("- [ ] write a.txt {at}\n");
@@ -222,10 +225,10 @@ fn a_plan_that_is_written_all_the_time_is_one_row_and_told_now_and_then() {
         .iter()
         .fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
     // One that stood there in between may be told as well.
-    let events = stream.until("the last", |of| {
-        of.name == "plan" && of.data["sha256"] == *last
+    let events = stream.until("the last", |entry| {
+        entry.name == "plan" && entry.data["sha256"] == *last
     });
-    let events = events.iter().filter(|of| of.name == "plan").count();
+    let events = events.iter().filter(|entry| entry.name == "plan").count();
     assert!(events < 25, "{events}");
     let reviews = daemon.get(&format!("{chat}/plan")).body["reviews"].clone();
     assert_eq!(reviews.as_array().expect("reviews").len(), 1, "{reviews}");

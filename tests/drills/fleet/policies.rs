@@ -108,7 +108,7 @@ fn a_task_may_bring_a_layer_that_only_narrows() {
     fs::write(drill.path("t.jsonl"), tasks.join("\n")).expect("written");
     let ran = drill.run(&["run", "--results", "r.jsonl", "t.jsonl"]);
     let mut results = drill.results("r.jsonl");
-    results.sort_by_key(|of| of["id"].as_str().expect("an id").to_owned());
+    results.sort_by_key(|item| item["id"].as_str().expect("an id").to_owned());
     assert_eq!(counts(&results[0]), (1, 0), "{}", ran.all());
     assert_eq!(counts(&results[1]), (0, 1), "{}", ran.all());
     let all = ["--policy-layer", "night"];

@@ -138,7 +138,10 @@ fn retries_crashes_and_trees_are_in_it() {
         "{text}"
     );
     let crashes = page["crashes"].as_array().expect("a list");
-    let count: u64 = crashes.iter().filter_map(|of| of["count"].as_u64()).sum();
+    let count: u64 = crashes
+        .iter()
+        .filter_map(|item| item["count"].as_u64())
+        .sum();
     assert_eq!(count, 2, "{page}");
     let class = crashes[0]["class"].as_str().expect("a class");
     assert!(text.contains(&format!("demo {class}")), "{text}");

@@ -232,7 +232,7 @@ fn own_groups() -> Vec<PathBuf> {
         let is_wanted = controllers.is_empty()
             || ["pids", "memory", "cpu"]
                 .iter()
-                .any(|of| controllers.split(',').any(|c| c == *of));
+                .any(|item| controllers.split(',').any(|c| c == *item));
         if !is_wanted {
             continue;
         }

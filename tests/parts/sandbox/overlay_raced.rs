@@ -164,7 +164,7 @@ async fn what_is_written_into_what_goes_or_comes_back_is_never_lost() {
             fs::read_dir(&stored)
                 .into_iter()
                 .flatten()
-                .map(|of| of.unwrap().path()),
+                .map(|item| item.unwrap().path()),
         );
         assert!(
             !wrote.exists() || places.iter().any(|path| text(path) == "old\nmore\n"),

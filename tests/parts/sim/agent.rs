@@ -69,7 +69,7 @@ impl Agent {
         dice: &mut SeededRandom,
         wires: Wires,
     ) -> Self {
-        let has = |word: &str| argv.iter().any(|of| of == word);
+        let has = |word: &str| argv.iter().any(|item| item == word);
         let tongue = if has("acp") {
             ChildProtocol::Acp
         } else {

@@ -228,7 +228,7 @@ fn reports(conn: &Connection, book: &Book, all_over: bool, faults: &mut Vec<Stri
         };
         let seen = &handed_in.reports;
         for life in &handed_in.lives {
-            let times = seen.iter().filter(|(of, _)| of == life).count();
+            let times = seen.iter().filter(|(item, _)| item == life).count();
             if times > 1 || (times == 0 && book.finished.contains(life)) {
                 faults.push(format!(
                     "{run}/{task} was reported {times} times in life {life}"

@@ -38,9 +38,9 @@ pub(super) fn tables(
         tables.push(table);
     }
     for (name, workspace) in workspaces {
-        let RegisteredWorkspace { path: of, shared } = workspace;
+        let RegisteredWorkspace { path: item, shared } = workspace;
         let mut table = RenderedTable::new(&["workspace", name.as_str()]);
-        table.put("path", path(of));
+        table.put("path", path(item));
         table.put("shared", *shared);
         tables.push(table);
     }

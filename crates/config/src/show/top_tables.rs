@@ -303,7 +303,7 @@ pub(super) fn policy_tables(
         if uses.layers.contains(name) {
             table.put("layer", true);
         }
-        table.put_optional("test_dir", uses.test_dirs.get(name).map(|of| path(of)));
+        table.put_optional("test_dir", uses.test_dirs.get(name).map(|item| path(item)));
         table
     };
     policies.iter().map(table).collect()

@@ -458,7 +458,7 @@ impl TurnResult<'_> {
         }
         let models: std::collections::BTreeMap<String, &RawValue> = parse(self.model_usage?)?;
         let sizes = models.into_values().filter_map(parse_object::<OfModel>);
-        let largest = sizes.map(|of| of.context_window.0).max();
+        let largest = sizes.map(|item| item.context_window.0).max();
         largest.filter(|size| *size > 0)
     }
 }

@@ -113,7 +113,7 @@ pub(super) fn call_from_item(item: &ThreadItem<'_>, whole: &RawValue) -> Option<
         COMMAND => {
             let (command, cwd) = (parse_string(item.command)?, parse_string(item.cwd)?);
             let source = parse_string(item.source);
-            let is_input = source.is_some_and(|of| of.raw() == "unifiedExecInteraction");
+            let is_input = source.is_some_and(|entry| entry.raw() == "unifiedExecInteraction");
             let mut call =
                 command_call(&command_json(&command), Some(&cwd), [].into_iter(), command);
             if is_input {
@@ -194,11 +194,11 @@ pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Opti
     let is_one = ask.tool.raw() == MCP_TOOL_CALL && ask.tool_id.is_some();
     let input: Input = serde_json::from_str(ask.input.get()).ok()?;
     let Of {
-        server: of,
+        server: entry,
         tool,
         arguments,
     } = input.call;
-    (is_one && of == server && arguments.is_object()).then_some(McpToolCall { tool, arguments })
+    (is_one && entry == server && arguments.is_object()).then_some(McpToolCall { tool, arguments })
 }
 
 /// A command call; `command` is JSON.
@@ -258,7 +258,7 @@ pub(super) fn call_from_request(members: &Members<'_>) -> Option<ToolCall> {
     let kind = members.text("kind");
     let is_here = members
         .text("environmentId")
-        .is_none_or(|of| of.raw() == LOCAL);
+        .is_none_or(|entry| entry.raw() == LOCAL);
     let others = members
         .others(COMMAND_METADATA)
         .filter(|(name, _)| !(*name == "environmentId" && is_here));

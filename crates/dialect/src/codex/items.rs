@@ -109,7 +109,7 @@ impl TurnItems {
     /// Records that a piece of an item's text was reported.
     fn record_text(&mut self, id: &str) {
         if self.texts.back().is_some_and(|last| last == id)
-            || self.texts.iter().any(|of| of == id)
+            || self.texts.iter().any(|entry| entry == id)
             || id.len() > limits::FOREIGN_ID_BYTES
         {
             return;

@@ -44,7 +44,7 @@ impl RetryQueue {
         }
         let wait = OVERLOAD_WAIT * 2_u32.saturating_pow(self.refusals);
         self.refusals += 1;
-        self.pending.retain(|(_, of)| *of != what);
+        self.pending.retain(|(_, item)| *item != what);
         self.pending.push((now + wait, what));
         true
     }
@@ -57,7 +57,7 @@ impl RetryQueue {
     /// Cancels a retry; returns whether one was scheduled.
     pub(super) fn cancel(&mut self, what: RetryTarget) -> bool {
         let before = self.pending.len();
-        self.pending.retain(|(_, of)| *of != what);
+        self.pending.retain(|(_, item)| *item != what);
         self.pending.len() < before
     }
 

@@ -28,7 +28,7 @@ impl<'a> Members<'a> {
 
     /// A member's value; `None` if it is `null`.
     pub(super) fn get(&self, name: &str) -> Option<&'a RawValue> {
-        let found = self.0.iter().find(|(of, _)| of == name);
+        let found = self.0.iter().find(|(item, _)| item == name);
         found.map(|(_, raw)| *raw).filter(|raw| raw.get() != "null")
     }
 
@@ -65,7 +65,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
                 let mut found: Vec<(Cow<'de, str>, &'de RawValue)> = Vec::new();
                 while let Some(name) = map.next_key::<JsonString<'de>>()? {
                     let value = map.next_value::<&'de RawValue>()?;
-                    if found.len() >= MOST || found.iter().any(|(of, _)| *of == name.0) {
+                    if found.len() >= MOST || found.iter().any(|(item, _)| *item == name.0) {
                         return Err(A::Error::custom("too many members, or one twice"));
                     }
                     found.push((name.0, value));

@@ -482,7 +482,7 @@ impl Custom {
             }
             // Input that cannot be written exactly as it was evaluated is not allowed.
             PermissionResponse::Allow => {
-                self.deny(definition, &open.id, "the input is too large", out)
+                self.deny(definition, &open.id, "the input is too large", out);
             }
             PermissionResponse::Deny(reason) => {
                 if !replies.deny.contains(Placeholder::Reason) {

@@ -128,7 +128,7 @@ impl Loaf {
             return report_bad_line(OUT_OF_STATE, line, out);
         }
         self.note_turn_activity(about.turn.as_deref(), out);
-        let thoughts = chunk.thoughts.into_iter().filter(|of| !of.is_empty());
+        let thoughts = chunk.thoughts.into_iter().filter(|item| !item.is_empty());
         out.extend(thoughts.map(|thought| {
             Effect::Event(Event::Thought {
                 delta: thought.into(),

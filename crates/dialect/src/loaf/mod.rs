@@ -251,7 +251,7 @@ impl Loaf {
     /// Whether the agent supports a method, as far as it lists them.
     fn has_method(&self, method: &str) -> bool {
         let methods = self.methods.as_ref();
-        methods.is_none_or(|methods| methods.iter().any(|of| of == method))
+        methods.is_none_or(|methods| methods.iter().any(|item| item == method))
     }
 
     const fn fresh_id(&mut self) -> u64 {

@@ -207,7 +207,9 @@ impl Server {
         })?;
         // An unsupported version is answered with the newest supported one. The client decides
         // whether it accepts that.
-        let wanted = VERSIONS.iter().find(|of| **of == params.protocol_version);
+        let wanted = VERSIONS
+            .iter()
+            .find(|item| **item == params.protocol_version);
         let version = wanted.or(VERSIONS.first()).copied().unwrap_or_default();
         self.phase = Phase::Initialized {
             has_batches: version == BATCH_VERSION,

@@ -67,7 +67,7 @@ fn tool(tool: EngineTool) -> Value {
             json!(["question"]),
         ),
         EngineTool::PlanStep => {
-            let words: Vec<&str> = StepStatus::ALL.iter().map(|of| of.as_str()).collect();
+            let words: Vec<&str> = StepStatus::ALL.iter().map(|item| item.as_str()).collect();
             (
                 "Reports the status of a plan step to the people who watch the session.".to_owned(),
                 json!({

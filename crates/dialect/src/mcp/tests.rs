@@ -135,7 +135,7 @@ fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
             // What is required is missed, what is not may be left out; another type never fits.
             let mut less = full.clone();
             less.as_object_mut().expect("an object").remove(name);
-            let is_required = required.iter().any(|of| of == name);
+            let is_required = required.iter().any(|item| item == name);
             let mut server = open("2025-06-18");
             let effects = feed(&mut server, &call(id, tool.as_str(), &less));
             assert_eq!(
@@ -224,7 +224,7 @@ fn answers_go_to_their_calls_and_late_ones_nowhere() {
     let [
         Effect::Call {
             number: first,
-            call: of,
+            call: item,
         },
     ] = &effects[..]
     else {
@@ -232,7 +232,7 @@ fn answers_go_to_their_calls_and_late_ones_nowhere() {
     };
     let status = StepStatus::Done;
     assert_eq!(
-        **of,
+        **item,
         EngineCall::Step {
             step: "a".to_owned(),
             status
@@ -392,7 +392,7 @@ proptest! {
                     Effect::Call { number, .. } => waiting.push(*number),
                     Effect::Cancelled(number) => {
                         prop_assert!(waiting.contains(number));
-                        waiting.retain(|of| of != number);
+                        waiting.retain(|item| item != number);
                     }
                     Effect::Write(line) => {
                         let reply: Value = serde_json::from_slice(line).expect("JSON");

@@ -110,7 +110,9 @@ impl PoolPolicyView {
             policy: view.policy.clone(),
             sha256: view.sha256.clone(),
             loaded_at_us: view.loaded_at_us,
-            files: files.map(|of| of.to_string_lossy().into_owned()).collect(),
+            files: files
+                .map(|item| item.to_string_lossy().into_owned())
+                .collect(),
             rules: view.rules,
             guard: view.has_guard,
             enforced: !view.is_dry,

@@ -167,7 +167,7 @@ impl Tokens {
         let approvers = self.dir.join(APPROVERS_DIR);
         let names = names(&approvers);
         for name in names.iter().flatten() {
-            let approver = Approver::new(name).filter(|of| *of != Approver::Owner);
+            let approver = Approver::new(name).filter(|item| *item != Approver::Owner);
             if let Some(approver) = approver
                 && is_same(&approvers.join(name))
             {
@@ -327,7 +327,7 @@ mod tests {
         put(&ops, &format!("{long}p"), 0o600);
         assert_eq!(approver(&tokens, &long), None);
         let faults = || tokens.faults.lock().expect("whole").clone();
-        let why = |path: &Path| faults().get(path).map(|of| of.why.clone());
+        let why = |path: &Path| faults().get(path).map(|item| item.why.clone());
         assert!(why(&ops).expect("a fault").contains("more than 4096 bytes"));
         // The same again is nothing new; another file of the same fault is.
         assert_eq!(tokens.report_faults(faults()), 0);

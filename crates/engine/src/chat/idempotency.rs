@@ -87,15 +87,15 @@ impl Chats {
             return Err(ChatError::Unprocessable(why.to_owned()));
         }
         if chat.mode.has_members() {
-            for member in members.iter().filter(|of| of.waiting > 0) {
+            for member in members.iter().filter(|item| item.waiting > 0) {
                 inner.wake(member.clone(), |wants| wants.turns += 1);
             }
             inner.coordinate(&chat.session);
-            let members = members.iter().map(|of| {
+            let members = members.iter().map(|item| {
                 (
-                    of.session.clone(),
-                    of.role.clone(),
-                    of.settings.planner.is_some(),
+                    item.session.clone(),
+                    item.role.clone(),
+                    item.settings.planner.is_some(),
                 )
             });
             let members: Vec<(SessionId, RoleName, bool)> = members.collect();

@@ -112,7 +112,7 @@ impl Chats {
             fleet,
             config: LiveConfig::new(config),
             actors: Mutex::default(),
-            slot_demands: slot_demands,
+            slot_demands,
             hubs: Mutex::default(),
             chat_locks: (0..STRIPES)
                 .map(|_| tokio::sync::Mutex::default())

@@ -200,13 +200,13 @@ async fn what_an_agent_says_can_only_stop_it_earlier() {
     assert_eq!(tracker.turn_spend().tokens, 1_000);
     // The session is notified once that it must end its turn.
     let message = std::future::poll_fn(|context| mailbox.poll_next(context)).await;
-    let Some(SessionMsg::BudgetSpent { spent, turn: of }) = message else {
+    let Some(SessionMsg::BudgetSpent { spent, turn: item }) = message else {
         panic!("{message:?}");
     };
-    assert_eq!((spent.budget, of), (BudgetName::TurnTokens, turn));
+    assert_eq!((spent.budget, item), (BudgetName::TurnTokens, turn));
     // When the next task has begun, the notification's turn number is an earlier one.
     tracker.start_task(None, &slot());
-    assert_ne!(tracker.turn_number(), of);
+    assert_ne!(tracker.turn_number(), item);
     // The next turn begins at zero.
     assert!(tracker.start_turn(&budget) > turn);
     assert_eq!(spent_of(&tracker), None);

@@ -177,7 +177,10 @@ impl ClientRequests {
     }
 
     fn find_terminal(&mut self, id: &str) -> Result<&mut Terminal, ClientError> {
-        let terminal = self.terminals.get_mut(id).filter(|of| !of.is_released());
+        let terminal = self
+            .terminals
+            .get_mut(id)
+            .filter(|item| !item.is_released());
         terminal.ok_or_else(|| {
             let shown = UntrustedText::from(id).escape_for_display(60);
             ClientError::new(ClientErrorKind::NotFound, format!("terminal {shown}"))
@@ -199,7 +202,7 @@ impl ClientRequests {
             tool,
             path,
             root,
-            file: versions.and_then(|of| of.file(&below, task)),
+            file: versions.and_then(|item| item.file(&below, task)),
             below,
         };
         Some(FileWork { at, act })
@@ -250,9 +253,9 @@ impl ClientRequests {
     /// Ends all terminals of a child that is gone, and gives the events for those that ran.
     pub(super) fn end_terminals(&mut self) -> Vec<ChannelEvent> {
         let left = std::mem::take(&mut self.terminals).into_iter();
-        left.filter(|(_, of)| of.is_running())
-            .map(|(terminal, of)| {
-                let (wrote, untold) = of.byte_counts();
+        left.filter(|(_, item)| item.is_running())
+            .map(|(terminal, item)| {
+                let (wrote, untold) = item.byte_counts();
                 ChannelEvent::Event(Event::TerminalEnded {
                     terminal,
                     status: None,
@@ -401,8 +404,8 @@ impl ChannelState {
                     }
                     Err(ClientError::new(ClientErrorKind::Failed, why))
                 } else {
-                    if let Some(of) = clients.terminals.get_mut(&terminal) {
-                        of.set_started();
+                    if let Some(item) = clients.terminals.get_mut(&terminal) {
+                        item.set_started();
                     }
                     self.send_event(
                         Event::TerminalStarted {
@@ -616,7 +619,7 @@ impl ChannelState {
                     clients.files -= 1;
                     answer
                 }
-                PendingReply::Output(id) => clients.find_terminal(&id).map(|of| of.output()),
+                PendingReply::Output(id) => clients.find_terminal(&id).map(|item| item.output()),
             };
             self.send_command(Command::AnswerClientRequest { key, answer }, now);
         }

@@ -140,7 +140,7 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
     let (myself, mailbox) = mailbox();
     let shared = Arc::clone(&args.shared);
     let (plan, waits) = (args.plan, args.pool.config.stop);
-    let tools = args.client.as_ref().and_then(|of| of.tools.as_ref());
+    let tools = args.client.as_ref().and_then(|item| item.tools.as_ref());
     let tools = tools.map(|tools| tools.path.clone());
     let now = clock::now();
     let state = Box::new(ChannelState {

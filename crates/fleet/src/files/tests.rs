@@ -76,7 +76,7 @@ impl World {
         let store = self.files.store().expect("a store");
         let page = store.history(which, None, 100).await.expect("a history");
         let rows = page.rows.into_iter().rev();
-        rows.map(|of| (of.v, of.cause, of.origin.author.kind))
+        rows.map(|item| (item.v, item.cause, item.origin.author.kind))
             .collect()
     }
 }
@@ -156,7 +156,7 @@ async fn a_version_that_did_not_reach_the_disk_is_followed_by_what_stands_there(
     assert_eq!(last, Some((5, Cause::Observed, AuthorKind::Observed)));
     let settled = world.files.sync(&spot).await.expect("looked");
     assert_eq!(
-        settled.current.and_then(|of| of.digest),
+        settled.current.and_then(|item| item.digest),
         Some(Digest::of(b"raced"))
     );
     assert_eq!(settled.observed, None);
@@ -224,7 +224,10 @@ async fn what_is_restored_may_be_run_as_its_version_may() {
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o754)).expect("mode");
     let spot = world.files.resolve(&world.work, "run").expect("a file");
     let settled = world.files.sync(&spot).await.expect("looked");
-    assert_eq!(settled.observed.map(|of| (of.v, of.exec)), Some((2, true)));
+    assert_eq!(
+        settled.observed.map(|item| (item.v, item.exec)),
+        Some((2, true))
+    );
     let restore = async |v: u64| {
         let by = Origin::new(Author::new(AuthorKind::Person, "ann"));
         let made = world.files.restore(&spot, (v, Base::Any), by).await;

@@ -157,7 +157,7 @@ impl SessionState {
         if self
             .pending
             .get(id)
-            .is_some_and(|of| of.is_expired(clock::now_us()))
+            .is_some_and(|item| item.is_expired(clock::now_us()))
         {
             // The clock was set, or this machine slept: the deadline that approvers were shown
             // applies.
@@ -298,7 +298,7 @@ impl SessionState {
         let requests = pending.requests.iter();
         Some(
             requests
-                .filter(|of| self.is_delegated(of))
+                .filter(|item| self.is_delegated(item))
                 .map(text)
                 .collect(),
         )

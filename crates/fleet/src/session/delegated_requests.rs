@@ -126,7 +126,7 @@ impl SessionState {
     /// Whether the delegate covers one of the requests of an approval.
     pub(super) fn has_delegated_request(&self, id: &PermissionRequestId) -> bool {
         let pending = self.pending.get(id);
-        pending.is_some_and(|of| of.requests.iter().any(|member| self.is_delegated(member)))
+        pending.is_some_and(|item| item.requests.iter().any(|member| self.is_delegated(member)))
     }
 
     /// The document for the delegate: the request, with the policy's decision.
@@ -369,7 +369,7 @@ impl SessionState {
     /// Cancels the call of the delegate for a request that the agent withdrew.
     pub(super) fn withdraw_delegated(&mut self, key: &PermissionRequestKey, why: &str) {
         let mut open = self.delegated.iter();
-        let entry = open.find(|(_, of)| of.request.ask.key == *key);
+        let entry = open.find(|(_, item)| item.request.ask.key == *key);
         let Some(id) = entry.map(|(id, _)| id.clone()) else {
             return;
         };

@@ -97,7 +97,7 @@ pub(super) fn person_answer(call: &ClientRequest, ending: &ApprovalEnd) -> Optio
     if call.tool != EngineTool::AskPerson || ending.decision != Decision::Allow {
         return None;
     }
-    let comment = ending.answer.as_ref().and_then(|of| of.comment.clone());
+    let comment = ending.answer.as_ref().and_then(|item| item.comment.clone());
     Some(comment.map_or_else(|| AGREED.to_owned(), UntrustedText::into_raw))
 }
 

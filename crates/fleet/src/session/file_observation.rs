@@ -95,12 +95,12 @@ impl SessionState {
             .as_ref()
             .map(PreparedSession::workspace_inside);
         let inside = inside.unwrap_or_default().to_owned();
-        for of in observed {
+        for item in observed {
             self.outbox.push_event(Event::FileUpdated {
                 tool: OBSERVED.into(),
-                path: format!("{inside}/{}", of.relative_path).into(),
-                sha256: of.sha256,
-                version: Some(Box::new(of.version)),
+                path: format!("{inside}/{}", item.relative_path).into(),
+                sha256: item.sha256,
+                version: Some(Box::new(item.version)),
             });
         }
     }

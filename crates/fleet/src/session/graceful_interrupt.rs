@@ -49,7 +49,7 @@ impl SessionState {
 
     /// Whether a tool call runs. A call that waits for an approval or the delegate does not run.
     fn is_tool_running(&self) -> bool {
-        let approvals = self.pending.values().map(|of| of.requests.len());
+        let approvals = self.pending.values().map(|item| item.requests.len());
         let waiting = approvals.sum::<usize>() + self.delegated.len();
         self.requests.calls.len() > waiting
     }

@@ -381,8 +381,8 @@ fn new_state(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         // A session that lost its memory begins anew, and gets the transcript.
         agent_session: stored
             .as_ref()
-            .filter(|of| !of.forgot)
-            .and_then(|of| of.agent_session.clone()),
+            .filter(|item| !item.forgot)
+            .and_then(|item| item.agent_session.clone()),
         was_stored: stored.is_some(),
         loading: false,
         loads_failed: 0,
@@ -391,7 +391,7 @@ fn new_state(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         child_ready: warm,
         settings: settings::SessionSettings::default(),
         commands: commands::CommandState::default(),
-        prompted: stored.as_ref().is_some_and(|of| of.prompted),
+        prompted: stored.as_ref().is_some_and(|item| item.prompted),
         transcript_recall: transcript::TranscriptRecall::default(),
         grace: graceful_interrupt::ToolGrace::default(),
         task_number: 0,

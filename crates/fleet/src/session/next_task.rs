@@ -180,9 +180,9 @@ impl SessionState {
         let overlay = self
             .prepared
             .as_ref()
-            .and_then(|of| of.dirs().overlay.clone());
+            .and_then(|item| item.dirs().overlay.clone());
         let inside = self.prepared.as_ref();
-        let inside = inside.map_or_else(String::new, |of| of.workspace_inside().to_owned());
+        let inside = inside.map_or_else(String::new, |item| item.workspace_inside().to_owned());
         let files = self.work.files.clone();
         let to = self.myself.clone();
         let record = move || {
@@ -330,7 +330,10 @@ impl SessionState {
     /// The child is gone: removes what need not stay on disk.
     pub(super) fn clean_up(&mut self) {
         let for_good = self.closing.unwrap_or(true);
-        let has_copy = self.prepared.take().is_some_and(|of| of.copy().is_some());
+        let has_copy = self
+            .prepared
+            .take()
+            .is_some_and(|item| item.copy().is_some());
         let (shared, session) = (Arc::clone(&self.shared), self.work.session.clone());
         let to = self.myself.clone();
         tokio::spawn(async move {

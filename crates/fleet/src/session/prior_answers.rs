@@ -51,21 +51,23 @@ impl SessionState {
             return PriorAnswer::None;
         }
         let mut open = self.pending.iter();
-        if let Some((id, _)) = open.find(|(_, of)| of.digest == digest && of.details == *shown) {
+        if let Some((id, _)) =
+            open.find(|(_, item)| item.digest == digest && item.details == *shown)
+        {
             return PriorAnswer::Pending(id.clone());
         }
         let rules = self.pool.approval_rules();
         if self
             .turn_answers
             .get(digest)
-            .is_some_and(|of| !rules.accepts_remembered(&of.answer))
+            .is_some_and(|item| !rules.accepts_remembered(&item.answer))
         {
             self.turn_answers.remove(digest);
         }
-        if let Some(of) = self.turn_answers.get(digest)
-            && of.paths == shown.paths
+        if let Some(item) = self.turn_answers.get(digest)
+            && item.paths == shown.paths
         {
-            return PriorAnswer::ForTurn(of.answer.clone());
+            return PriorAnswer::ForTurn(item.answer.clone());
         }
         let (session, now_us) = (&self.work.session, clock::now_us());
         let approvals = &self.shared.approvals;

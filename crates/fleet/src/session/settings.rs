@@ -72,7 +72,7 @@ impl SessionSettings {
     }
 
     fn record_choice(&mut self, setting: Setting) {
-        self.chosen.retain(|of| !of.has_same_target(&setting));
+        self.chosen.retain(|item| !item.has_same_target(&setting));
         if self.chosen.len() <= limits::ADVERTISED_ITEMS {
             self.chosen.push(setting);
         }
@@ -81,12 +81,12 @@ impl SessionSettings {
     /// Whether the agent offered this setting when it ran last.
     fn is_offered(&self, setting: &Setting) -> bool {
         match setting {
-            Setting::Mode(mode) => self.modes.iter().any(|of| of.id.raw() == mode),
+            Setting::Mode(mode) => self.modes.iter().any(|item| item.id.raw() == mode),
             Setting::Option { id, value } => {
-                let option = self.options.iter().find(|of| of.id.raw() == id);
+                let option = self.options.iter().find(|item| item.id.raw() == id);
                 option.is_some_and(|option| match value {
                     SettingValue::Choice(value) => {
-                        option.choices.iter().any(|of| of.id.raw() == value)
+                        option.choices.iter().any(|item| item.id.raw() == value)
                     }
                     SettingValue::Switch(_) => option.is_switch,
                 })
@@ -108,7 +108,7 @@ impl SessionSettings {
                     SettingValue::Choice(value) => UntrustedText::from(value.as_str()),
                     SettingValue::Switch(on) => UntrustedText::new(on.to_string()),
                 };
-                let option = self.options.iter_mut().find(|of| of.id.raw() == id);
+                let option = self.options.iter_mut().find(|item| item.id.raw() == id);
                 if let Some(option) = option {
                     option.value = Some(value);
                 }

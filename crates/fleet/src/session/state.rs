@@ -448,7 +448,7 @@ impl SessionState {
                     self.rate_limit_watch.reset();
                     self.start_turn_budget();
                     let attached = self.prepared.as_ref();
-                    let attached = attached.map(|of| Arc::clone(&of.attachments));
+                    let attached = attached.map(|entry| Arc::clone(&entry.attachments));
                     self.send_command(Command::Prompt {
                         text,
                         attachments: attached.unwrap_or_default(),

@@ -209,7 +209,7 @@ impl OpenRequests {
 
     /// Takes out the announced call of this id.
     pub(super) fn take_announced(&mut self, id: &UntrustedText) -> Option<EngineRequest> {
-        let at = self.announced.iter().position(|(of, _)| of == id)?;
+        let at = self.announced.iter().position(|(item, _)| item == id)?;
         self.announced.remove(at).map(|(_, wish)| wish)
     }
 

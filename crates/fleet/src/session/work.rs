@@ -270,7 +270,7 @@ pub(crate) fn survey(
     let returning = return_branch(prepared.as_deref(), &shared, pool);
     let versions = prepared
         .as_deref()
-        .and_then(|of| of.versioning(&shared, pool));
+        .and_then(|item| item.versioning(&shared, pool));
     let seen = prepared.map(|prepared| {
         (
             prepared.root(),

@@ -121,8 +121,8 @@ impl CleanupPlan {
     /// Everything that a supervisor may come to make: a group called `name` in each tree that this
     /// user may write, and what `handed` says is to be done above.
     pub(super) fn add_groups(&mut self, layout: &Layout, handed: Option<&Delegation>, name: &str) {
-        let v2 = handed.filter(|of| check_writable(&of.base).is_ok());
-        self.v2 = v2.map(|of| of.base.join(name));
+        let v2 = handed.filter(|item| check_writable(&item.base).is_ok());
+        self.v2 = v2.map(|item| item.base.join(name));
         self.all.extend(self.v2.clone());
         for tree in layout.v1.values() {
             let dir = tree.own.join(name);
@@ -130,7 +130,7 @@ impl CleanupPlan {
                 self.all.push(dir);
             }
         }
-        self.handed = handed.filter(|of| of.is_changed()).cloned();
+        self.handed = handed.filter(|item| item.is_changed()).cloned();
     }
 
     /// Kills all processes in it and removes it; false if something is left.

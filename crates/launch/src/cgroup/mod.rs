@@ -165,9 +165,9 @@ impl Groups {
             if *controller == Controller::Cpuacct && groups.v2.is_some() {
                 continue;
             }
-            let known = layout.v1.iter().find_map(|(other, of)| {
+            let known = layout.v1.iter().find_map(|(other, item)| {
                 let dir = groups.v1.get(other)?;
-                (of.own == tree.own).then(|| dir.clone())
+                (item.own == tree.own).then(|| dir.clone())
             });
             match known.map_or_else(|| groups.create_group(&tree.own), Ok) {
                 Ok(dir) => {

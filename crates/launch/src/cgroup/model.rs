@@ -158,8 +158,8 @@ impl CgroupFs for Model {
             }
             "cgroup.subtree_control" => {
                 let (sign, controller) = text.split_at(1);
-                let used = groups.iter().any(|(other, of)| {
-                    other.parent() == Some(dir) && of.subtree.contains(controller)
+                let used = groups.iter().any(|(other, item)| {
+                    other.parent() == Some(dir) && item.subtree.contains(controller)
                 });
                 let group = groups.get_mut(dir).unwrap();
                 if sign == "-" {

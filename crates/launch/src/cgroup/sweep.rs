@@ -101,7 +101,7 @@ fn supervisor_groups(mount: &Path, user: u32) -> Vec<PathBuf> {
             }
             let path = entry.path();
             if entry.file_name().to_str().is_some_and(is_group_name) {
-                if entry.metadata().is_ok_and(|of| of.uid() == user) {
+                if entry.metadata().is_ok_and(|item| item.uid() == user) {
                     groups.push(path);
                 }
             } else if depth > 0 {

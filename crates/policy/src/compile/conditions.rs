@@ -34,9 +34,9 @@ pub(super) fn check(
     decision: Decision,
 ) -> Result<(), String> {
     let conditions = list_conditions(text);
-    for (key, is_given, of) in &conditions {
-        if *is_given && !tools.iter().all(|tool| of.contains(tool)) {
-            let words: Vec<_> = of.iter().map(|t| format!("`{}`", t.as_str())).collect();
+    for (key, is_given, item) in &conditions {
+        if *is_given && !tools.iter().all(|tool| item.contains(tool)) {
+            let words: Vec<_> = item.iter().map(|t| format!("`{}`", t.as_str())).collect();
             return Err(format!(
                 "`{key}` is only for the tools {}",
                 words.join(", ")

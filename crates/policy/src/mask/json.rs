@@ -153,7 +153,7 @@ impl Decoded {
     /// The source offset of a decoded offset, which is at a character boundary like every secret.
     fn raw_offset(&self, at: usize) -> usize {
         let piece = self.pieces.partition_point(|(begins, ..)| *begins <= at);
-        let last = piece.checked_sub(1).and_then(|of| self.pieces.get(of));
+        let last = piece.checked_sub(1).and_then(|item| self.pieces.get(item));
         match last {
             _ if at >= self.text.len() => self.end,
             Some((begins, raw, true)) => raw + (at - begins),

@@ -368,13 +368,13 @@ fn decode(source: &[u8], text: &mut Vec<u8>) {
                     text.extend(b"\\c");
                     continue;
                 }
-                Some(of) => {
+                Some(item) => {
                     at += 1;
-                    at += usize::from(of == b'\\' && source.get(at) == Some(&b'\\'));
-                    if of == b'?' {
+                    at += usize::from(item == b'\\' && source.get(at) == Some(&b'\\'));
+                    if item == b'?' {
                         0x7f
                     } else {
-                        of.to_ascii_uppercase() & 0x1f
+                        item.to_ascii_uppercase() & 0x1f
                     }
                 }
             },

@@ -59,7 +59,7 @@ const fn bit(first: u8, second: u8) -> usize {
 /// How common a byte is in paths, approximately.
 fn common(byte: u8) -> usize {
     const ORDER: &[u8] = b"zqjxZ_kwvybfghpmud-.lcsnoirate/";
-    ORDER.iter().position(|&of| of == byte).unwrap_or(0)
+    ORDER.iter().position(|&item| item == byte).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ pub fn check_public(address: IpAddr) -> Result<(), SpecialPurpose> {
         IpAddr::V4(address) => V4
             .iter()
             .find(|block| block.contains(address))
-            .map(|of| of.2),
+            .map(|item| item.2),
         IpAddr::V6(address) => {
             let blocks = if GLOBAL.contains(address) {
                 V6
@@ -114,7 +114,7 @@ pub fn check_public(address: IpAddr) -> Result<(), SpecialPurpose> {
                 V6_NOT_GLOBAL
             };
             let purpose = blocks.iter().find(|block| block.contains(address));
-            let purpose = purpose.map(|of| of.2);
+            let purpose = purpose.map(|item| item.2);
             purpose.or((!GLOBAL.contains(address)).then_some("not allocated"))
         }
     };

@@ -25,7 +25,7 @@ struct PendingCalls {
 
 impl PendingCalls {
     fn remove(&mut self, number: u64) -> Option<u64> {
-        let at = self.calls.iter().position(|(of, _)| *of == number)?;
+        let at = self.calls.iter().position(|(item, _)| *item == number)?;
         Some(self.calls.swap_remove(at).1)
     }
 }

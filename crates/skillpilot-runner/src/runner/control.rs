@@ -212,7 +212,11 @@ impl Runner {
     /// A command that is done, but whose marker was not read yet, ends as done.
     pub(super) fn cancel_running(&mut self, why: Option<EndReason>) {
         self.service_terminal();
-        let Some(running) = self.running.as_mut().filter(|of| of.interruption.is_none()) else {
+        let Some(running) = self
+            .running
+            .as_mut()
+            .filter(|item| item.interruption.is_none())
+        else {
             return;
         };
         let policy = match running.command.cancel_policy {

@@ -254,7 +254,7 @@ pub(super) fn mcp(input: &[u8]) {
                 }
                 Effect::Cancelled(number) => {
                     assert!(waiting.contains(number), "cancelled, but not called");
-                    waiting.retain(|of| of != number);
+                    waiting.retain(|entry| entry != number);
                 }
                 Effect::Write(bytes) => {
                     let (newline, body) = bytes.split_last().expect("a line");

@@ -44,7 +44,10 @@ pub fn parse_recorded_request(tool: &str, input: &RawValue) -> Option<ClientRequ
         ClientMethod::WriteTextFile => Some(ClientRequest::Write(file()?.path)),
         ClientMethod::TerminalCreate => {
             let RecordedRun { command, cwd, env } = serde_json::from_str(input.get()).ok()?;
-            let env = env.into_iter().map(|of| (of.name, of.value)).collect();
+            let env = env
+                .into_iter()
+                .map(|item| (item.name, item.value))
+                .collect();
             Some(ClientRequest::Run(TerminalSpec {
                 argv: command,
                 env,

@@ -102,17 +102,17 @@ impl SessionState {
     }
 
     fn forget_diffs(&mut self, id: &UntrustedText) {
-        self.diffs.retain(|(of, _)| of != id);
+        self.diffs.retain(|(item, _)| item != id);
     }
 
     /// Returns the diffs of a call that has not ended.
     pub(super) fn diffs_of(&self, id: &UntrustedText) -> Vec<Diff> {
-        let found = self.diffs.iter().find(|(of, _)| of == id);
+        let found = self.diffs.iter().find(|(item, _)| item == id);
         found.map(|(_, diffs)| diffs.clone()).unwrap_or_default()
     }
 
     pub(super) fn has_mode(&self, mode: &UntrustedText) -> bool {
-        self.modes.iter().any(|of| of.id == *mode)
+        self.modes.iter().any(|item| item.id == *mode)
     }
 
     /// Converts to the protocol's form the options that the editor can set.
@@ -134,8 +134,9 @@ impl SessionState {
                 return Some(told);
             }
             let choices = option.choices.iter();
-            let choices = choices
-                .map(|of| json!({"value": of.id.raw(), "name": name(of.name.as_ref(), &of.id)}));
+            let choices = choices.map(
+                |item| json!({"value": item.id.raw(), "name": name(item.name.as_ref(), &item.id)}),
+            );
             told["type"] = "select".into();
             told["currentValue"] = value?.into();
             told["options"] = choices.collect();
@@ -153,9 +154,9 @@ impl SessionState {
     /// Adds the modes and options to the reply that opens the session.
     pub fn add_to(&self, reply: &mut Value) {
         if let Some(mode) = self.mode.as_ref().filter(|mode| self.has_mode(mode)) {
-            let offered = self.modes.iter().map(|of| {
-                let name = of.name.as_ref().unwrap_or(&of.id);
-                json!({"id": of.id.raw(), "name": name.raw()})
+            let offered = self.modes.iter().map(|item| {
+                let name = item.name.as_ref().unwrap_or(&item.id);
+                json!({"id": item.id.raw(), "name": name.raw()})
             });
             reply["modes"] = json!({
                 "currentModeId": mode.raw(),

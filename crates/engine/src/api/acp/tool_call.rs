@@ -58,8 +58,9 @@ pub fn parse(input: &RawValue) -> ToolCallInput<'_> {
     }
     let judged =
         small(input).and_then(|input| serde_json::from_str::<Judged<'_>>(input.get()).ok());
-    let judged = judged
-        .filter(|of| of.raw_input.is_some() || of.content.is_some() || of.locations.is_some());
+    let judged = judged.filter(|item| {
+        item.raw_input.is_some() || item.content.is_some() || item.locations.is_some()
+    });
     match judged {
         Some(judged) => ToolCallInput {
             tool_input: judged.raw_input.unwrap_or(input),

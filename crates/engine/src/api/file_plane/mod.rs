@@ -371,7 +371,7 @@ impl PlaneWorker {
 
     /// Forgets the sessions of a request: their later approvals belong to other requests.
     fn forget_sessions_of(&mut self, name: &RequestName) {
-        self.by_session.retain(|_, of| of != name);
+        self.by_session.retain(|_, item| item != name);
         self.has_new_approvals = true;
     }
 

@@ -69,15 +69,15 @@ impl Output {
                     let after = cursor.unwrap_or(0).max(worked.after_seq);
                     let events = past.events(&worked.session, after);
                     let events = events.map_err(PlaneError::Journal)?;
-                    let Some(last) = events.last().map(|of| of.id.seq) else {
+                    let Some(last) = events.last().map(|item| item.id.seq) else {
                         break;
                     };
                     // Read after the events: events before the task's end belong to it.
                     let until = row()?.and_then(|row| row.ended_at_us);
                     let until = until.unwrap_or(i64::MAX);
-                    let own = events.iter().filter(|of| of.at_us <= until);
+                    let own = events.iter().filter(|item| item.at_us <= until);
                     let text: String = own
-                        .filter_map(|of| match &of.event {
+                        .filter_map(|item| match &item.event {
                             Event::Text { delta } => Some(delta.raw()),
                             _ => None,
                         })

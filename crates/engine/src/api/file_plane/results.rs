@@ -146,7 +146,7 @@ impl PlaneWorker {
             outcome: word,
             task: Some(format!("{}:{ONLY}", open.run)),
             detail: row.map_or(Some(gone), |row| {
-                row.detail.as_deref().filter(|of| !of.is_empty())
+                row.detail.as_deref().filter(|item| !item.is_empty())
             }),
             report: report.and_then(inner),
         };
@@ -169,7 +169,7 @@ impl PlaneWorker {
         if let Some(open) = self.open.remove(name) {
             self.by_run.remove(&open.run);
         }
-        self.by_session.retain(|_, of| of != name);
+        self.by_session.retain(|_, item| item != name);
         self.is_state_dirty = true;
         self.has_new_approvals = true;
     }

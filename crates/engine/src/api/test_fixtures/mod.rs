@@ -306,7 +306,7 @@ type RecordedSession = (Option<RunId>, SessionSpan, Vec<StampedEvent>);
 impl History for RecordedSessions {
     fn sessions(&self, run: &RunId) -> Result<Vec<SessionSpan>, String> {
         let told = self.0.lock().expect("lock");
-        let of_run = told.iter().filter(|(of, ..)| of.as_ref() == Some(run));
+        let of_run = told.iter().filter(|(item, ..)| item.as_ref() == Some(run));
         let worked = of_run.map(|(_, worked, events)| SessionSpan {
             last_seq: events.last().map_or(0, |event| event.id.seq),
             ..worked.clone()

@@ -146,7 +146,7 @@ impl NewTask {
             );
             return Err(("after", why));
         }
-        let after = self.after.iter().map(|of| TaskRef::parse(of));
+        let after = self.after.iter().map(|item| TaskRef::parse(item));
         let after: Result<Vec<_>, _> = after.collect();
         let bad = |_| {
             (

@@ -144,7 +144,8 @@ impl PlanFile {
             let list = text.and_then(|text| Checklist::parse(&text).ok());
             let is_in =
                 |item: &ItemId| list.as_ref().is_some_and(|list| list.item(*item).is_some());
-            let came: HashSet<ItemId> = left.iter().copied().filter(|of| !is_in(of)).collect();
+            let came: HashSet<ItemId> =
+                left.iter().copied().filter(|entry| !is_in(entry)).collect();
             left.retain(|item| !came.contains(item));
             found.extend(came.into_iter().filter(|_| by_person));
             if left.is_empty() {

@@ -204,7 +204,7 @@ impl Coordinator {
                 let review = self.review_of(ReviewState::Rejected, &waiting.sha256, by, &why);
                 let event = review_event(&chat, &review);
                 let members = self.members().await.map_err(to_chat_error)?;
-                let planner = members.iter().find(|of| of.settings.planner.is_some());
+                let planner = members.iter().find(|item| item.settings.planner.is_some());
                 let Some(planner) = planner else {
                     self.append_events(vec![event], vec![row(review)])
                         .await

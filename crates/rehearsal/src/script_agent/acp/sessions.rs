@@ -133,7 +133,7 @@ impl Agent {
             None => 0,
             Some(cursor) => cursor
                 .parse::<usize>()
-                .map_err(|_| RpcError::invalid_params("`cursor` is none of ours"))?,
+                .map_err(|_| RpcError::invalid_params("unknown `cursor`"))?,
         };
         let listed = self.memory.list();
         let mut fitting = listed
@@ -268,5 +268,5 @@ fn check_directory(cwd: &Path) -> Result<(), RpcError> {
     if cwd.is_dir() {
         return Ok(());
     }
-    Err(RpcError::invalid_params("`cwd` is no directory"))
+    Err(RpcError::invalid_params("`cwd` is not a directory"))
 }

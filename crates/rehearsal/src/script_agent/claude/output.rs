@@ -140,7 +140,7 @@ impl Conversation {
     ) -> io::Result<TextFrame> {
         self.end_block(out, moment)?;
         let index = self.open_block(out, moment, BlockKind::Text)?;
-        if let Some(block) = self.message.as_mut().and_then(|of| of.open.as_mut()) {
+        if let Some(block) = self.message.as_mut().and_then(|item| item.open.as_mut()) {
             block.is_whole = false;
         }
         let event = delta_event(index, BlockKind::Text, "");
@@ -184,7 +184,7 @@ impl Conversation {
     ) -> io::Result<()> {
         let index = self.open_block(out, moment, kind)?;
         self.queue_stream_event(out, moment, &delta_event(index, kind, text))?;
-        let Some(block) = self.message.as_mut().and_then(|of| of.open.as_mut()) else {
+        let Some(block) = self.message.as_mut().and_then(|item| item.open.as_mut()) else {
             return Ok(());
         };
         block.text.push_str(text);
@@ -201,13 +201,13 @@ impl Conversation {
         moment: &EventContext<'_>,
         kind: BlockKind,
     ) -> io::Result<u64> {
-        let open = self.message.as_ref().and_then(|of| of.open.as_ref());
+        let open = self.message.as_ref().and_then(|item| item.open.as_ref());
         if open.is_some_and(|open| open.kind != kind || !open.is_whole) {
             self.end_block(out, moment)?;
         }
         let index = self.begin_message(out, moment)?;
         let message = self.message.as_mut();
-        let Some(message) = message.filter(|of| of.open.is_none()) else {
+        let Some(message) = message.filter(|item| item.open.is_none()) else {
             return Ok(index);
         };
         message.open = Some(Block {

@@ -272,7 +272,7 @@ impl Agent {
     fn handle_loaf_select(&mut self, params: &Params) -> Reply {
         let (model, provider) = (params.text("model_id")?, params.text("provider")?);
         params.text("thinking_level")?;
-        if provider != PROVIDER || !self.offered_models().iter().any(|of| of == model) {
+        if provider != PROVIDER || !self.offered_models().iter().any(|item| item == model) {
             return Err(internal_error(format!(
                 "unknown model for provider {provider}: {model}"
             )));

@@ -477,7 +477,7 @@ fn swap(
         let stat = rustix::fs::fstat(&at)?;
         let is_same = step
             .old
-            .is_some_and(|of| of.id == (stat.st_dev, stat.st_ino));
+            .is_some_and(|item| item.id == (stat.st_dev, stat.st_ino));
         if !is_same || stat.st_mode & 0o7777 != from {
             return Err(changed_error());
         }
