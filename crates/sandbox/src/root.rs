@@ -27,6 +27,9 @@ const ROOT_BYTES: u64 = 1 << 20;
 const ROOT_INODES: u64 = 4096;
 /// Path of the pseudo-terminals.
 pub(super) const PTS: &str = "/dev/pts";
+
+/// The most terminals of one sandbox at a time.
+const TERMINALS: &str = "64";
 /// MS_NOSYMFOLLOW, mount(2).
 const NOSYMFOLLOW: MountFlags = MountFlags::from_bits_retain(256);
 
@@ -220,7 +223,7 @@ impl Root {
     }
 
     /// Mounts a new devpts instance, whose terminals are private to the sandbox and open only to
-    /// their creators.
+    /// their creators. Without a limit of its own, one sandbox could use up the host's terminals.
     fn terminals(&mut self) -> StepResult {
         let at = |result: Result<(), Errno>| result.on(Stage::Mount, "mount", PTS);
         let context = rustix::mount::fsopen("devpts", FsOpenFlags::FSOPEN_CLOEXEC).on(
@@ -228,7 +231,7 @@ impl Root {
             "mount",
             PTS,
         )?;
-        for (key, value) in [("mode", "0600"), ("ptmxmode", "0666")] {
+        for (key, value) in [("mode", "0600"), ("ptmxmode", "0666"), ("max", TERMINALS)] {
             at(rustix::mount::fsconfig_set_string(&context, key, value))?;
         }
         at(rustix::mount::fsconfig_create(&context))?;

@@ -374,3 +374,25 @@ async fn without_a_sandbox_no_process_survives_that_lost_its_leash() {
     );
     wait_until_dead(&[orphan]).await;
 }
+
+/// Opens terminals until it may not; prints how many there are, and the error's number.
+const TERMINALS: &str = r#"exec /usr/bin/python3 -c '
+import os
+opened = []
+try:
+    while len(opened) < 300: opened.append(os.open("/dev/ptmx", os.O_RDWR))
+    print(len(opened), "and no error")
+except OSError as error: print(len(opened), error.errno)'"#;
+
+#[tokio::test]
+async fn a_sandbox_cannot_use_up_the_terminals_of_the_host() {
+    let place = Place::new();
+    let profile = children::profile();
+    let mut request = place.request(&profile);
+    request.has_terminals = true;
+    let plan = walled(&request, TERMINALS);
+    let mut launched = spawner().spawn(plan).await.unwrap();
+    let no_space = rustix::io::Errno::NOSPC.raw_os_error();
+    assert_eq!(line(&mut launched).await, format!("64 {no_space}"));
+    wait_for_exit(launched).await;
+}

@@ -76,33 +76,52 @@ fn is_origin_allowed(names: &HostNames, peer: Peer, headers: &HeaderMap) -> bool
         } else {
             return false;
         };
+        // This listener speaks one of the two. A page of the other comes from another server, or
+        // through a proxy in front of this one, whose port `http.hosts` names.
+        let is_own_scheme = port == names.default_port;
         let named = named.parse::<Authority>();
-        named.is_ok_and(|named| names.has(peer, &named, port))
+        named.is_ok_and(|named| {
+            names.is_behind_proxy(&named, port) || is_own_scheme && names.has(peer, &named, port)
+        })
     })
 }
 
 impl HostNames {
     fn has(&self, peer: Peer, named: &Authority, usual_port: u16) -> bool {
-        if named.as_str().contains('@') {
+        let Some((host, port)) = split_authority(named, usual_port) else {
             return false;
-        }
-        // `host()` keeps the brackets of an IPv6 address.
-        let host = named.host().to_ascii_lowercase();
-        // Text after a colon that is not a number is not a port.
-        if named.port().is_some() && named.port_u16().is_none() {
-            return false;
-        }
-        let port = named.port_u16().unwrap_or(usual_port);
+        };
         let Peer::Address { local, .. } = peer else {
             return host == "localhost";
         };
-        let is_own = port == local.port() && (names_address(local, &host));
-        is_own
-            || self.hosts.iter().any(|known| match known.split_once(':') {
-                Some((known, at)) => known == host && at.parse() == Ok(port),
-                None => *known == host && port == local.port(),
-            })
+        let is_direct = port == local.port()
+            && (names_address(local, &host) || self.hosts.iter().any(|known| *known == host));
+        is_direct || self.is_behind_proxy(named, usual_port)
     }
+
+    /// Whether `http.hosts` has this name with this port.
+    fn is_behind_proxy(&self, named: &Authority, usual_port: u16) -> bool {
+        split_authority(named, usual_port).is_some_and(|(host, port)| {
+            self.hosts.iter().any(|known| {
+                known
+                    .split_once(':')
+                    .is_some_and(|(known, at)| known == host && at.parse() == Ok(port))
+            })
+        })
+    }
+}
+
+/// The host in lower case, and the port; `None` if there is more, or the port is not a number.
+fn split_authority(named: &Authority, usual_port: u16) -> Option<(String, u16)> {
+    let is_odd =
+        named.as_str().contains('@') || named.port().is_some() && named.port_u16().is_none();
+    // `host()` keeps the brackets of an IPv6 address.
+    (!is_odd).then(|| {
+        (
+            named.host().to_ascii_lowercase(),
+            named.port_u16().unwrap_or(usual_port),
+        )
+    })
 }
 
 fn names_address(local: SocketAddr, host: &str) -> bool {
@@ -206,6 +225,9 @@ mod tests {
         for bad in [
             "null",
             "",
+            "https://localhost:7117",
+            "https://127.0.0.1:7117",
+            "https://marshal.example:7117",
             "http://localhost",
             "http://localhost:7118",
             "https://evil.example",
