@@ -13,7 +13,7 @@ use marshal_config::{Config, DEFAULT, Network, Origin, Sandbox};
 use marshal_launch::{LaunchPlan, SandboxSpec, Spawner, run_to_end};
 use marshal_model::SessionId;
 use marshal_sandbox::state_dir::StateDir;
-use marshal_sandbox::workspace::{Listing, Overlay, Owner, Root, copy};
+use marshal_sandbox::workspace::{Listing, Masks, Overlay, Owner, Root, copy};
 use marshal_sandbox::{self as sandbox, HostIds, SandboxRequest, Tree};
 use marshal_wire::shim::MountAccess;
 use serde_json::{Map, Value, json};
@@ -185,7 +185,10 @@ impl Bench {
                 (whole, Some(guard))
             }
             Way::Copy => {
-                let (all, bounds) = (Listing::Everything, copy::CopyBounds::default());
+                let (all, bounds) = (
+                    Listing::Except(Masks::default()),
+                    copy::CopyBounds::default(),
+                );
                 copy::create(&self.state, &session, &lower, &all, owned, bounds)?;
                 let path = self.state.copies().path().join(session.as_str());
                 (tree(path, owner, MountAccess::Rw), None)

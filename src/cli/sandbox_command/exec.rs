@@ -6,13 +6,14 @@
 
 use std::future::pending;
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::{Signal as Death, getppid, set_parent_process_death_signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::preparation::{self, PrepareError, PreparedSandbox};
+use super::preparation::{self, KeptCopy, PrepareError, PreparedSandbox};
 use super::pump::{self, CommandPipes, OwnStreams, PumpEvent};
 use super::{ExecArgs, NO_SANDBOX, NetworkArg, probe_ids};
 use crate::cli::doctor::preflight::{self, LimitsError, PreflightError};
@@ -22,7 +23,9 @@ use marshal_config::{Config, HOME_OF_CHILD, OWN_PROGRAM, StopTimeouts};
 use marshal_launch::{
     self, ChildExit, KeeperHandle, LaunchPlan, LaunchedChild, RunError, SpawnError, Spawner, Step,
 };
+use marshal_model::limits::{COPY_BYTES, COPY_FILES, MEASURE_INTERVAL};
 use marshal_sandbox as sandbox;
+use marshal_sandbox::workspace::{Root, measure};
 
 /// The command's PATH, without additions.
 pub(super) const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -98,11 +101,15 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
     for note in &launched.notes {
         fail(note);
     }
-    let ended = match watch(launched, args, &mut signals, early).await {
+    let copy = sandbox.copy.as_ref();
+    let (ended, excess) = match watch(launched, args, copy, &mut signals, early).await {
         Ok(ended) => ended,
         Err(error) => return fail(&format!("cannot pass input and output through: {error}")),
     };
-    if let Some(copy) = &sandbox.copy {
+    if let Some(excess) = excess {
+        fail(&format!("{excess}, so the command was killed"));
+    }
+    if let Some(copy) = copy {
         copy.mark_ended();
         let path = crate::cli::trust::display_path(&copy.path);
         fail(&format!("the copy of the workspace is kept in {path}"));
@@ -147,13 +154,15 @@ async fn diagnose(args: &ExecArgs, config: &Config, error: &RunError) -> Preflig
     preflight::diagnose_command(config, sandbox.profile(), ids, own_network, error).await
 }
 
-/// Passes input and output through until the command ends; returns how it ended.
+/// Passes input and output through until the command ends; returns how it ended, and the limit of the
+/// copy that it exceeded.
 async fn watch(
     launched: LaunchedChild,
     args: &ExecArgs,
+    copy: Option<&KeptCopy>,
     signals: &mut Signals,
     early: Option<Signal>,
-) -> io::Result<Option<ChildExit>> {
+) -> io::Result<(Option<ChildExit>, Option<String>)> {
     let waits = StopTimeouts {
         goodbye: Duration::ZERO,
         eof: args.eof_wait.0.unwrap_or_default(),
@@ -172,13 +181,14 @@ async fn watch(
         outputs: 2,
         eof_wait: args.eof_wait.0,
         until: None,
+        excess: None,
     };
     if let Some(signal) = early {
         watched.handle_signal(signal, signals.is_insistent());
     }
-    let ended = watched.wait_end(ended, signals).await;
+    let ended = watched.wait_end(ended, copy, signals).await;
     watched.drain_outputs(signals).await;
-    Ok(ended)
+    Ok((ended, watched.excess))
 }
 
 /// Waits for any signal.
@@ -251,15 +261,19 @@ struct RunningCommand {
     eof_wait: Option<Duration>,
     /// When the stop ladder begins; `None` for never.
     until: Option<Instant>,
+    /// The limit of the copy that the command exceeded.
+    excess: Option<String>,
 }
 
 impl RunningCommand {
     async fn wait_end(
         &mut self,
         ended: oneshot::Receiver<ChildExit>,
+        copy: Option<&KeptCopy>,
         signals: &mut Signals,
     ) -> Option<ChildExit> {
-        tokio::pin!(ended);
+        let excess = wait_for_excess(copy);
+        tokio::pin!(ended, excess);
         loop {
             tokio::select! {
                 ended = &mut ended => return ended.ok(),
@@ -268,6 +282,10 @@ impl RunningCommand {
                 () = at(self.until) => {
                     self.until = None;
                     self.keeper.stop_from(Step::Int);
+                }
+                excess = &mut excess, if self.excess.is_none() => {
+                    self.excess = Some(excess);
+                    self.keeper.kill();
                 }
             }
         }
@@ -312,6 +330,33 @@ async fn next(events: &mut mpsc::Receiver<PumpEvent>) -> PumpEvent {
         Some(event) => event,
         None => pending().await,
     }
+}
+
+/// Measures the copy from time to time: no quota limits it. Returns how it exceeds its limit.
+async fn wait_for_excess(copy: Option<&KeptCopy>) -> String {
+    let Some(copy) = copy else {
+        return pending().await;
+    };
+    loop {
+        tokio::time::sleep(MEASURE_INTERVAL).await;
+        let path = copy.path.clone();
+        let measured = tokio::task::spawn_blocking(move || describe_excess(&path)).await;
+        if let Ok(Some(excess)) = measured {
+            return excess;
+        }
+    }
+}
+
+/// A copy may grow to twice its maximum size at the start, as a session's copy.
+fn describe_excess(copy: &Path) -> Option<String> {
+    let size = measure(&Root::open(copy).ok()?).ok()?;
+    let describe = |value: u64, unit: &str, max: u64| {
+        (value > max).then(|| {
+            format!("the copy of the workspace has {value} {unit}, more than its limit of {max}")
+        })
+    };
+    describe(size.bytes, "bytes", 2 * COPY_BYTES)
+        .or_else(|| describe(size.files, "files", 2 * COPY_FILES))
 }
 
 async fn at(until: Option<Instant>) {

@@ -60,6 +60,13 @@ pub struct SandboxArgs {
     #[arg(long, value_enum, default_value = "copy")]
     pub mode: WorkspaceModeArg,
 
+    /// Show the files that match this pattern although their names are those of secrets
+    ///
+    /// Files with such names (.env, *.pem, id_rsa, …) are hidden from the command, as from agents. A
+    /// pattern is a name or a path, as in workspace.mask. Repeat the option for more than one.
+    #[arg(long, value_name = "PATTERN")]
+    pub unmask: Vec<String>,
+
     /// What builds the sandbox: marshal, bubblewrap or a container engine
     ///
     /// A container needs --config: the [container] of that file names the image.

@@ -19,8 +19,8 @@ use marshal_model::{RunId, SessionId, untrusted};
 use marshal_sandbox::state_dir::{StateDir, StateError, default_path};
 use marshal_sandbox::uids::{self, LockedBlock, Sources, UidError};
 use marshal_sandbox::workspace::{
-    CopyError, FileList, GitDir, Listing, MaskError, Owner, Root, TreeError, WorkspaceView, copy,
-    file_list, masked_paths,
+    CopyError, FileList, GitDir, Listing, MaskError, Masks, Owner, Root, TreeError, WorkspaceView,
+    copy, file_list, masked_paths,
 };
 use marshal_sandbox::{self as sandbox, HostIds, PlanError, SandboxRequest, ShimPlan, Tree};
 use marshal_wire::shim::{AGENT_ID, MountAccess};
@@ -269,8 +269,8 @@ pub(super) fn plan(
         .transpose()?;
     let beside = match args.mode {
         WorkspaceModeArg::Copy => sandbox::ExtraMounts::none(),
-        WorkspaceModeArg::Ro => covered_sockets(&workspace.path, WorkspaceView::ReadOnly)?,
-        WorkspaceModeArg::Rw => covered_sockets(&workspace.path, WorkspaceView::Writable)?,
+        WorkspaceModeArg::Ro => masked_files(args, &workspace.path, WorkspaceView::ReadOnly)?,
+        WorkspaceModeArg::Rw => masked_files(args, &workspace.path, WorkspaceView::Writable)?,
     };
     Ok(sandbox::plan(&SandboxRequest {
         profile: wanted.profile,
@@ -291,17 +291,32 @@ pub(super) fn plan(
     })?)
 }
 
-/// The sockets in the workspace, which are hidden from the command: other processes listen on them.
-fn covered_sockets(
+/// The files of the workspace that are hidden from the command: secrets, as in a fleet, and sockets,
+/// because other processes listen on them.
+fn masked_files(
+    args: &SandboxArgs,
     workspace: &Path,
     view: WorkspaceView,
 ) -> Result<sandbox::ExtraMounts, PrepareError> {
-    let covers = masked_paths::find_sockets(&Root::open_resolved(workspace)?, view)?;
+    let masks = masks(args)?;
+    let root = Root::open_resolved(workspace)?;
+    let covers = if masks.is_empty() {
+        masked_paths::find_sockets(&root, view)?
+    } else {
+        masks.find(&root, &[], view)?
+    };
     Ok(sandbox::ExtraMounts {
         hidden: covers.hidden,
         pinned: covers.pinned,
         ..sandbox::ExtraMounts::none()
     })
+}
+
+/// The default mask, without the files that the command line shows.
+fn masks(args: &SandboxArgs) -> Result<Masks, MaskError> {
+    let shown = args.unmask.iter().map(|path| format!("!{path}"));
+    let patterns = config::DEFAULT_MASK.iter().map(|&usual| usual.to_owned());
+    Masks::new(&patterns.chain(shown).collect::<Vec<_>>())
 }
 
 /// A directory of the host to mount in the sandbox, with its owner on disk.
@@ -331,7 +346,7 @@ pub(super) async fn prepare(
     let (ids, uid_guard) = ids(wanted.profile, args.launcher)?;
     let engine = engine(args.launcher, config, spawner).await?;
     let copy = match args.mode {
-        WorkspaceModeArg::Copy => Some(copy_workspace(&wanted, ids, spawner).await?),
+        WorkspaceModeArg::Copy => Some(copy_workspace(args, &wanted, ids, spawner).await?),
         WorkspaceModeArg::Ro | WorkspaceModeArg::Rw => None,
     };
     let workspace = match &copy {
@@ -349,6 +364,7 @@ pub(super) async fn prepare(
 
 /// Copies the workspace into a separate state directory.
 async fn copy_workspace(
+    args: &SandboxArgs,
     wanted: &CheckedArgs<'_>,
     ids: HostIds,
     spawner: &Spawner,
@@ -359,9 +375,17 @@ async fn copy_workspace(
     let session = SessionId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"));
     let state = StateDir::open_local(&base, &run, std::slice::from_ref(&wanted.workspace))?;
     let root = Root::open_resolved(&wanted.workspace)?;
-    let listing = match file_list::git_dir(&root)? {
+    let masks = masks(args)?;
+    let git_files = match file_list::git_dir(&root)? {
         GitDir::Dir => git_list(wanted, ids, spawner).await?,
-        GitDir::Elsewhere | GitDir::None => Listing::Everything,
+        GitDir::Elsewhere | GitDir::None => None,
+    };
+    let listing = match git_files {
+        Some(mut files) => {
+            files.leave_out(|path| masks.hides(path));
+            Listing::Git(files)
+        }
+        None => Listing::Except(masks),
     };
     let owner = match ids {
         HostIds::Root { slot_uid } => Some(Owner {
@@ -385,12 +409,13 @@ async fn copy_workspace(
     })
 }
 
-/// The files that git tracks or would track. Git runs in a separate sandbox on a read-only mount.
+/// The files that git tracks or would track; `None` without git. Git runs in a separate sandbox on a
+/// read-only mount.
 async fn git_list(
     wanted: &CheckedArgs<'_>,
     ids: HostIds,
     spawner: &Spawner,
-) -> Result<Listing, PrepareError> {
+) -> Result<Option<FileList>, PrepareError> {
     let git = file_list::ls_files(sandbox::WORKSPACE_INSIDE);
     let request = sandbox::plan(&SandboxRequest {
         workspace: Some(tree(&wanted.workspace, false)?),
@@ -408,7 +433,7 @@ async fn git_list(
     let run = launch::run_to_end(spawner, plan, GIT_LIST_TIMEOUT, GIT_LIST_BYTES).await;
     let finished = match run {
         // Without git, everything is copied, also ignored files.
-        Err(RunError::Spawn(launch::SpawnError::Exec(_))) => return Ok(Listing::Everything),
+        Err(RunError::Spawn(launch::SpawnError::Exec(_))) => return Ok(None),
         Err(error @ (RunError::Spawn(_) | RunError::Lost(_))) => {
             return Err(PrepareError::Sandbox(error));
         }
@@ -422,5 +447,5 @@ async fn git_list(
     }
     let files = FileList::parse(&finished.stdout, COPY_FILES);
     let files = files.map_err(|error| PrepareError::Git(error.to_string()))?;
-    Ok(Listing::Git(files))
+    Ok(Some(files))
 }

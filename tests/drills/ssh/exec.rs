@@ -227,6 +227,49 @@ fn a_copy_is_kept_and_the_directory_itself_stays_as_it_is() {
 }
 
 #[test]
+fn a_copy_that_outgrows_its_limit_ends_the_command() {
+    let room = ExecHost::new();
+    // Files of 512 MiB, which take their space on disk without being written.
+    let script =
+        "for n in 0 1 2 3 4 5 6 7 8; do fallocate -l 512M big.$n || exit 3; done; sleep 100";
+    let output = room.run(&["--eof-wait=none", "--", "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(137), "{}", output_text(&output));
+    assert!(
+        text(&output.stderr)
+            .contains("bytes, more than its limit of 4294967296, so the command was killed"),
+        "{}",
+        output_text(&output)
+    );
+}
+
+#[test]
+fn secrets_of_the_directory_are_hidden_in_every_mode() {
+    let room = ExecHost::new();
+    for name in [".env", "server.pem"] {
+        fs::write(room.path("work").join(name), "s3cret\n").expect("a file");
+    }
+    let read = ["--", "sh", "-c", "cat .env server.pem file.txt"];
+    for mode in ["--mode=copy", "--mode=ro", "--mode=rw"] {
+        let output = room.run(&[&[mode][..], &read].concat());
+        assert_eq!(
+            text(&output.stdout),
+            "as it was\n",
+            "{mode} {}",
+            output_text(&output)
+        );
+        // Only the file that the command line names is shown.
+        let output = room.run(&[&[mode, "--unmask=server.pem"][..], &read].concat());
+        let expected = "s3cret\nas it was\n";
+        assert_eq!(
+            text(&output.stdout),
+            expected,
+            "{mode} {}",
+            output_text(&output)
+        );
+    }
+}
+
+#[test]
 fn as_root_a_command_is_somebody_else_too() {
     let room = ExecHost::new();
     let mut command = room.command(None);

@@ -13,7 +13,7 @@ use marshal_policy::{FsEntry, Resolver};
 use marshal_sandbox::state_dir::StateDir;
 use marshal_sandbox::workspace::manifest::Manifest;
 use marshal_sandbox::workspace::{
-    Listing, MergedView, Overlay, OverlayError, Owner, Root, TreeResolver, copy, overlay,
+    Listing, Masks, MergedView, Overlay, OverlayError, Owner, Root, TreeResolver, copy, overlay,
 };
 use marshal_sandbox::{SandboxRequest, Tree};
 use marshal_wire::shim::MountAccess;
@@ -465,7 +465,7 @@ async fn a_large_workspace_is_ready_at_once() {
         &state,
         &session(),
         &lower,
-        &Listing::Everything,
+        &Listing::Except(Masks::default()),
         None,
         bounds,
     )

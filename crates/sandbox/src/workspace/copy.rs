@@ -30,9 +30,7 @@ pub(super) const PART: &str = ".part-";
 pub enum Listing {
     /// The files that git listed, and `.git` itself.
     Git(FileList),
-    /// All files; `.git` only if it is a directory.
-    Everything,
-    /// All files except those that the mask hides.
+    /// All files except those that the mask hides; `.git` only if it is a directory.
     Except(Masks),
 }
 
@@ -161,10 +159,6 @@ fn fill(
     let git = git_dir(source)?;
     match listing {
         Listing::Git(list) => copier.copy(list)?,
-        Listing::Everything => {
-            let list = FileList::walk(source, b"", bounds.files, &|path| path == b".git")?;
-            copier.copy(&list)?;
-        }
         Listing::Except(masks) => {
             let skip = |path: &[u8]| path == b".git" || masks.hides(path);
             copier.copy(&FileList::walk(source, b"", bounds.files, &skip)?)?;

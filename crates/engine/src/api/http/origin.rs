@@ -94,8 +94,8 @@ impl HostNames {
         let Peer::Address { local, .. } = peer else {
             return host == "localhost";
         };
-        let is_direct = port == local.port()
-            && (names_address(local, &host) || self.hosts.iter().any(|known| *known == host));
+        let is_direct =
+            port == local.port() && (names_address(local, &host) || self.hosts.contains(&host));
         is_direct || self.is_behind_proxy(named, usual_port)
     }
 
