@@ -92,7 +92,7 @@ pub struct TaskContext<'a> {
 
 impl fmt::Debug for TaskContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Surroundings").finish_non_exhaustive()
+        f.debug_struct("TaskContext").finish_non_exhaustive()
     }
 }
 

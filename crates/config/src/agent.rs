@@ -1,5 +1,5 @@
-//! The agent of a pool: its command or preset, its protocol, the calls it asks for, and how its
-//! tool calls are parsed.
+//! The agent of a pool: its command or preset, its protocol, which calls it requests permission
+//! for, and how its tool calls are parsed.
 //!
 //! Must not know pools' other keys, or what an extractor's table means.
 
@@ -43,7 +43,7 @@ pub(super) struct Agent {
     pub(super) model_by_protocol: bool,
     pub(super) mode_by_protocol: bool,
     pub(super) dialect: DialectName,
-    /// The file of its table, if it is a custom one.
+    /// Its definition file, if the dialect is a custom one.
     pub(super) custom_dialect: Option<CustomDialect>,
     pub(super) permission_requests: PermissionCoverage,
     pub(super) extractor: Extractor,
@@ -244,7 +244,7 @@ fn check_placeholder_used(
     false
 }
 
-/// Which calls the agent asks for: none, in a protocol without permission requests.
+/// Which calls the agent requests permission for: none, in a protocol without such requests.
 fn read_permission_coverage(pool: &Section<'_>, speaks: DialectName) -> Option<PermissionCoverage> {
     let found: Located<PermissionCoverage> = pool.keyword("permission_requests", &[])?;
     let is_below = pool

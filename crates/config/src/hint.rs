@@ -107,10 +107,10 @@ impl Hints {
             .chain(BUILT_IN.iter())
             .filter(|hint| hint.applies_to(evidence))
             .collect();
-        let matches = |line: &str, not: HintTarget| {
+        let matches = |line: &str, other_target: HintTarget| {
             let mut fitting = rows
                 .iter()
-                .filter(|hint| hint.target != not && hint.pattern.is_match(line));
+                .filter(|hint| hint.target != other_target && hint.pattern.is_match(line));
             fitting.next().is_some_and(|hint| hint.class == Some(class))
         };
         let mut messages = evidence
@@ -191,7 +191,7 @@ fn read_rows(root: &Section<'_>) -> Vec<Hint> {
 
 /// The JSON-schema pattern of an agent's name.
 const AGENT_PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
-/// The JSON-schema pattern of pattern and text.
+/// The JSON-schema patterns of the keys `pattern` and `text`.
 const PATTERN_PATTERN: &str = "^.{1,1024}$";
 const TEXT_PATTERN: &str = "^.{1,500}$";
 

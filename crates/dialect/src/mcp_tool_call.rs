@@ -21,13 +21,13 @@ pub struct McpToolCall {
 #[must_use]
 pub fn parse_mcp_tool_call(
     name: DialectName,
-    ask: &PermissionRequest,
+    request: &PermissionRequest,
     server: &str,
 ) -> Option<McpToolCall> {
     match name {
-        DialectName::Acp => acp::parse_mcp_tool_call(ask, server),
-        DialectName::Claude => claude::parse_mcp_tool_call(ask, server),
-        DialectName::Codex => codex::parse_mcp_tool_call(ask, server),
+        DialectName::Acp => acp::parse_mcp_tool_call(request, server),
+        DialectName::Claude => claude::parse_mcp_tool_call(request, server),
+        DialectName::Codex => codex::parse_mcp_tool_call(request, server),
         DialectName::Custom
         | DialectName::Loaf
         | DialectName::Scaiflux

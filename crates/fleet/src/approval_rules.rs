@@ -77,7 +77,7 @@ mod tests {
     use marshal_model::Decision;
 
     #[test]
-    fn an_answer_holds_while_its_giver_may_give_it_and_it_may_hold_that_long() {
+    fn an_answer_applies_while_its_approver_and_its_scope_are_permitted() {
         let rules = |approvers: &[&str], remember| ApprovalRules {
             approvers: approvers
                 .iter()

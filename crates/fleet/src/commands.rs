@@ -1,7 +1,7 @@
 //! An agent's own slash commands: what may be sent, and the result of one.
 //!
-//! Must not know who sends a command, nor how a protocol writes it. A reply that is dropped answers
-//! with an error itself.
+//! Must not know who sends a command, nor how a protocol writes it. The caller gets an error if the
+//! reply is dropped.
 //!
 //! The path of a command: `engine/api/v1/sessions.rs` or `cli/daemon_commands.rs`, then this file,
 //! then the pool (`pool/operator.rs`), then the session (`session/commands.rs`), which journals
@@ -85,7 +85,7 @@ pub enum CommandError {
     /// Name or arguments cannot be sent.
     #[error("{0}")]
     Bad(String),
-    /// No slot of the pool has this session.
+    /// There is no such pool, or no slot of it has this session.
     #[error("the session is in no slot of the pool: it has ended, or is not resumed yet")]
     NotInPool,
     /// No child runs.
@@ -123,8 +123,8 @@ fn takes_commands(pool: &Pool) -> Result<(), &'static str> {
     if !pool.dialect.has_commands() {
         return Err("their protocol has none");
     }
-    let table = pool.dialect_definition();
-    if table.is_some_and(|table| table.slash.is_none()) {
+    let definition = pool.dialect_definition();
+    if definition.is_some_and(|definition| definition.slash.is_none()) {
         return Err("the definition of their dialect has no [slash]");
     }
     Ok(())

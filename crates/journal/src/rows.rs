@@ -80,21 +80,21 @@ impl RowWriter<'_> {
                 class,
             } => self.end_session(session, *at_us, *class),
             Write::RequestEvaluated {
-                request: ask,
+                request: permission_request,
                 evaluation: judged,
             } => self
                 .execute(
                     "UPDATE permission_requests SET policy = ?2, policy_sha256 = ?3, facts = ?4, eval_us = ?5 \
                      WHERE id = ?1 AND link IS NULL",
                     params![
-                        ask.as_str(),
+                        permission_request.as_str(),
                         judged.policy,
                         judged.policy_sha256,
                         judged.facts,
                         to_i64(judged.eval_us)
                     ],
                 )?
-                .require_one(|| Violation::RequestNotOpen(ask.clone())),
+                .require_one(|| Violation::RequestNotOpen(permission_request.clone())),
             Write::ApprovalOpened(_)
             | Write::ApprovalChanged { .. }
             | Write::ApprovalsOrphaned { .. } => self.write_approval(write),
@@ -296,9 +296,10 @@ impl RowWriter<'_> {
         self.staged.events += 1;
         self.staged.bytes += body.len() as u64;
         match &stamped.event {
-            Event::PermissionRequested { id, request: ask } => {
-                self.insert_request(session, stamped, id, ask)
-            }
+            Event::PermissionRequested {
+                id,
+                request: permission_request,
+            } => self.insert_request(session, stamped, id, permission_request),
             Event::PermissionDecided(verdict) => self.record_decision(stamped, verdict),
             // A turn that ends so is continued, so its row stays open.
             Event::TurnEnded {
@@ -314,9 +315,9 @@ impl RowWriter<'_> {
         session: &SessionId,
         stamped: &StampedEvent,
         id: &PermissionRequestId,
-        ask: &PermissionRequest,
+        permission_request: &PermissionRequest,
     ) -> Result<(), WriteError> {
-        let input = ask.input.get();
+        let input = permission_request.input.get();
         let stored = (input.len() <= limits::PERMISSION_INPUT_BYTES).then_some(input);
         self.execute(
             "INSERT INTO permission_requests (id, session, requested_seq, request_key, tool_id, tool, input, \
@@ -325,12 +326,12 @@ impl RowWriter<'_> {
                 id.as_str(),
                 session.as_str(),
                 to_i64(stamped.id.seq),
-                ask.key.id,
-                ask.tool_id.as_ref().map(marshal_model::UntrustedText::raw),
-                ask.tool.raw(),
+                permission_request.key.id,
+                permission_request.tool_id.as_ref().map(marshal_model::UntrustedText::raw),
+                permission_request.tool.raw(),
                 stored,
                 audit::sha256_hex(input.as_bytes()),
-                codec::claimed_json(&ask.claims),
+                codec::claimed_json(&permission_request.claims),
                 stamped.at_us
             ],
         )?;

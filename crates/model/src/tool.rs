@@ -378,10 +378,10 @@ mod tests {
 
     #[test]
     fn a_call_is_known_by_its_arguments() {
-        let wish = |call: EngineCall| call.policy_request();
+        let request_of = |call: EngineCall| call.policy_request();
         let path = || "/w/a".to_owned();
         let long = "x".repeat(RECORDED_TEXT_BYTES + 1);
-        let write = wish(EngineCall::Write {
+        let write = request_of(EngineCall::Write {
             path: path(),
             content: long.clone(),
             base: None,
@@ -390,21 +390,21 @@ mod tests {
         assert!(!write.matches_input(&json!({"path": "/w/a", "content": "x"})));
         assert!(!write.matches_input(&json!({"path": "/w/b", "content": long})));
         assert!(!write.matches_input(&json!({})));
-        let edit = wish(EngineCall::Edit {
+        let edit = request_of(EngineCall::Edit {
             path: path(),
             edit: edit("a", "b", false),
             base: Some(3),
         });
         assert!(edit.matches_input(&json!({"path": "/w/a", "old_text": "a", "new_text": "b"})));
         assert!(!edit.matches_input(&json!({"path": "/w/a", "old_text": "a", "new_text": "c"})));
-        let read = wish(EngineCall::Read {
+        let read = request_of(EngineCall::Read {
             path: path(),
             line: 1,
             limit: None,
         });
         assert!(read.matches_input(&json!({"path": "/w/a"})));
         assert!(!read.matches_input(&json!({"path": "/w/a", "limit": 2})));
-        let step = wish(EngineCall::Step {
+        let step = request_of(EngineCall::Step {
             step: "s".to_owned(),
             status: StepStatus::Done,
         });

@@ -98,18 +98,18 @@ pub(in crate::cli) struct RecordedRequest {
 }
 
 /// The request that corresponds to a client request.
-fn to_request(wish: &ClientRequest, tool: &str) -> Request {
-    match wish {
+fn to_request(client_request: &ClientRequest, tool: &str) -> Request {
+    match client_request {
         ClientRequest::Read(path) => Request::Read {
             targets: vec![ReadTarget::Path(path.clone())],
         },
         ClientRequest::Write(path) => Request::Write {
             paths: vec![path.clone()],
         },
-        ClientRequest::Tool(wish) => Request::Mcp {
+        ClientRequest::Tool(client_request) => Request::Mcp {
             server: UntrustedText::from(ENGINE_SERVER),
-            name: UntrustedText::from(wish.tool.as_str()),
-            arguments: wish.arguments.clone(),
+            name: UntrustedText::from(client_request.tool.as_str()),
+            arguments: client_request.arguments.clone(),
         },
         ClientRequest::Run(_) => Request::Unknown {
             tool: UntrustedText::new(tool),
@@ -135,9 +135,9 @@ impl RecordedRequest {
             )
         });
         let at = at.ok_or("the directory was not recorded")?;
-        let wish = parse_recorded_request(&line.tool, input);
-        let request = if let Some(wish) = &wish {
-            to_request(wish, &line.tool)
+        let client_request = parse_recorded_request(&line.tool, input);
+        let request = if let Some(client_request) = &client_request {
+            to_request(client_request, &line.tool)
         } else {
             let table = tables
                 .get(line.pool.as_deref())
@@ -153,7 +153,7 @@ impl RecordedRequest {
         };
         Ok(Self {
             request,
-            client_request: wish,
+            client_request,
             claimed: AgentClaims {
                 required_mode: claimed.required_mode.map(UntrustedText::new),
                 title: claimed.title.map(UntrustedText::new),
@@ -204,7 +204,11 @@ impl RecordedRequest {
                 resolver: &self.files,
             };
             match &self.client_request {
-                Some(wish) => policy.decide_client_in_context(wish, &place, &occasion).0,
+                Some(client_request) => {
+                    policy
+                        .decide_client_in_context(client_request, &place, &occasion)
+                        .0
+                }
                 None => policy.decide_in_context(&self.request, &self.claimed, &place, &occasion),
             }
         });

@@ -27,13 +27,16 @@ struct ToolRequestInput {
 
 /// The tool of that server for which a permission is requested.
 #[must_use]
-pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Option<McpToolCall> {
-    if ask.tool.raw() != KIND {
+pub(crate) fn parse_mcp_tool_call(
+    request: &PermissionRequest,
+    server: &str,
+) -> Option<McpToolCall> {
+    if request.tool.raw() != KIND {
         return None;
     }
-    let shown: ToolRequestInput = serde_json::from_str(ask.input.get()).ok()?;
-    let id = ask.tool_id.as_ref()?.raw();
-    let claimed = ask.claims.title.as_ref().map(UntrustedText::raw);
+    let shown: ToolRequestInput = serde_json::from_str(request.input.get()).ok()?;
+    let id = request.tool_id.as_ref()?.raw();
+    let claimed = request.claims.title.as_ref().map(UntrustedText::raw);
     let title = shown.title.as_deref().or(claimed)?;
     match (shown.raw, shown.shown_content.as_deref()) {
         (Some(raw), None) => parse_codex_approval(&raw, id, server)
@@ -95,7 +98,7 @@ mod tests {
     use super::*;
     use marshal_model::{AgentClaims, PermissionRequestKey};
 
-    fn ask(id: &str, title: &str, input: &Value) -> PermissionRequest {
+    fn request(id: &str, title: &str, input: &Value) -> PermissionRequest {
         PermissionRequest {
             key: PermissionRequestKey {
                 id: "0".to_owned(),
@@ -136,16 +139,16 @@ mod tests {
     #[test]
     fn each_agents_way_of_asking_is_understood() {
         let raw = json!({"rawInput": {"path": "/w/a"}});
-        let of_claude = ask("toolu_1", "mcp__marshal__read_file", &raw);
+        let of_claude = request("toolu_1", "mcp__marshal__read_file", &raw);
         assert_eq!(parse_mcp_tool_call(&of_claude, "marshal"), Some(read_a()));
-        let of_codex = ask(
+        let of_codex = request(
             "call_1",
             "Approve MCP tool call",
             &form("marshal", "call_1"),
         );
         assert_eq!(parse_mcp_tool_call(&of_codex, "marshal"), Some(read_a()));
         let title = "read_file (marshal MCP Server)";
-        let of_gemini = ask(
+        let of_gemini = request(
             "mcp_marshal_read_file__1",
             title,
             &text_input("{\"path\":\"/w/a\"}"),
@@ -157,40 +160,40 @@ mod tests {
     fn what_only_looks_like_it_is_none() {
         let raw = json!({"rawInput": {"path": "/w/a"}});
         let title = "mcp__marshal__read_file";
-        let mut shell = ask("1", title, &raw);
+        let mut shell = request("1", title, &raw);
         shell.tool = "execute".into();
         let of_gemini = "read_file (marshal MCP Server)";
         let text = text_input("{\"path\":\"/w/a\"}");
-        let mut nameless = ask("mcp_marshal_read_file__1", of_gemini, &text);
+        let mut nameless = request("mcp_marshal_read_file__1", of_gemini, &text);
         nameless.tool_id = None;
         for other in [
             shell,
             nameless,
             // Another server, or one whose name only begins the same.
-            ask("1", "mcp__search__read_file", &raw),
-            ask("1", "mcp__marshal2__read_file", &raw),
-            ask("1", "read_file", &raw),
+            request("1", "mcp__search__read_file", &raw),
+            request("1", "mcp__marshal2__read_file", &raw),
+            request("1", "read_file", &raw),
             // More than the arguments, or none.
-            ask(
+            request(
                 "1",
                 title,
                 &json!({"rawInput": {}, "locations": [{"path": "/w"}]}),
             ),
-            ask(
+            request(
                 "1",
                 title,
                 &json!({"title": "other", "rawInput": {"path": "/w/a"}}),
             ),
-            ask("1", title, &json!({"rawInput": "path"})),
-            ask("1", title, &json!({})),
+            request("1", title, &json!({"rawInput": "path"})),
+            request("1", title, &json!({})),
             // A form of another server, or about another call.
-            ask("call_1", "x", &form("search", "call_1")),
-            ask("call_2", "x", &form("marshal", "call_1")),
+            request("call_1", "x", &form("search", "call_1")),
+            request("call_2", "x", &form("marshal", "call_1")),
             // A title that a command or a model could have produced: the call's id is the program's
             // own.
-            ask("run_shell_command__1", of_gemini, &text),
-            ask("mcp_search_read_file__1", of_gemini, &text),
-            ask(
+            request("run_shell_command__1", of_gemini, &text),
+            request("mcp_search_read_file__1", of_gemini, &text),
+            request(
                 "mcp_marshal_read_file__1",
                 of_gemini,
                 &text_input("read it"),

@@ -143,9 +143,16 @@ pub(super) fn refuse_unsupported(id: &str, word: &UntrustedText, line: &[u8], ou
 
 /// The tool of that server for which permission is requested: the agent names both in its tool's
 /// name.
-pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Option<McpToolCall> {
-    let tool = ask.tool.raw().strip_prefix("mcp__")?.strip_prefix(server)?;
-    let arguments: serde_json::Value = serde_json::from_str(ask.input.get()).ok()?;
+pub(crate) fn parse_mcp_tool_call(
+    request: &PermissionRequest,
+    server: &str,
+) -> Option<McpToolCall> {
+    let tool = request
+        .tool
+        .raw()
+        .strip_prefix("mcp__")?
+        .strip_prefix(server)?;
+    let arguments: serde_json::Value = serde_json::from_str(request.input.get()).ok()?;
     arguments.is_object().then_some(McpToolCall {
         tool: tool.strip_prefix("__")?.to_owned(),
         arguments,
@@ -159,7 +166,7 @@ mod tests {
     use super::*;
     use marshal_model::PermissionRequestKey;
 
-    fn ask(tool: &str, input: &serde_json::Value) -> PermissionRequest {
+    fn request(tool: &str, input: &serde_json::Value) -> PermissionRequest {
         PermissionRequest {
             key: PermissionRequestKey {
                 id: "\"r-1\"".to_owned(),
@@ -175,7 +182,7 @@ mod tests {
     #[test]
     fn a_tool_of_a_server_is_known_by_its_name_alone() {
         let input = json!({"path": "/workspace/a"});
-        let found = parse_mcp_tool_call(&ask("mcp__marshal__read_file", &input), "marshal");
+        let found = parse_mcp_tool_call(&request("mcp__marshal__read_file", &input), "marshal");
         let wanted = McpToolCall {
             tool: "read_file".to_owned(),
             arguments: input.clone(),
@@ -190,7 +197,7 @@ mod tests {
             ("mcp__marshal__read_file", &json!("path")),
         ] {
             assert_eq!(
-                parse_mcp_tool_call(&ask(tool, input), "marshal"),
+                parse_mcp_tool_call(&request(tool, input), "marshal"),
                 None,
                 "{tool} {input}"
             );

@@ -179,7 +179,10 @@ impl ToolCall {
 }
 
 /// The tool of that server for which permission is requested.
-pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Option<McpToolCall> {
+pub(crate) fn parse_mcp_tool_call(
+    request: &PermissionRequest,
+    server: &str,
+) -> Option<McpToolCall> {
     #[derive(Deserialize)]
     struct Input {
         call: Of,
@@ -191,8 +194,8 @@ pub(crate) fn parse_mcp_tool_call(ask: &PermissionRequest, server: &str) -> Opti
         tool: String,
         arguments: Value,
     }
-    let is_one = ask.tool.raw() == MCP_TOOL_CALL && ask.tool_id.is_some();
-    let input: Input = serde_json::from_str(ask.input.get()).ok()?;
+    let is_one = request.tool.raw() == MCP_TOOL_CALL && request.tool_id.is_some();
+    let input: Input = serde_json::from_str(request.input.get()).ok()?;
     let Of {
         server: entry,
         tool,

@@ -44,7 +44,7 @@ pub(super) fn workspace<'a>(
 /// Returns the requested role; without a name, the only one.
 pub(super) fn role<'a>(
     config: &'a Config,
-    wish: &CreateRequest,
+    create_request: &CreateRequest,
 ) -> Result<(RoleName, &'a Role), ChatError> {
     let there = || {
         let names: Vec<&str> = config.roles.keys().map(RoleName::as_str).collect();
@@ -53,7 +53,7 @@ pub(super) fn role<'a>(
             names => format!("there are: {}", names.join(", ")),
         }
     };
-    let Some(name) = &wish.role else {
+    let Some(name) = &create_request.role else {
         let mut roles = config.roles.iter();
         return match (roles.next(), roles.next()) {
             (Some((name, role)), None) => Ok((name.clone(), role)),
@@ -69,7 +69,7 @@ pub(super) fn role<'a>(
         let shown = escape_for_display(name, 40);
         ChatError::Unprocessable(format!("there is no role {shown:?}; {}", there()))
     })?;
-    match &wish.model {
+    match &create_request.model {
         Some(model) if role.model.as_ref() != Some(model) => {
             let has = match &role.model {
                 Some(has) => format!("its model is {has:?}"),

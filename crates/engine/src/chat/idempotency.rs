@@ -38,19 +38,19 @@ impl Chats {
     pub async fn create(
         &self,
         workspace: &str,
-        wish: CreateRequest,
+        create_request: CreateRequest,
         once: Option<IdempotencyKey>,
     ) -> Result<Created, ChatError> {
         let (chats, workspace) = (self.clone(), workspace.to_owned());
         let created = tokio::spawn(async move {
             let Some(once) = once else {
-                return chats.begin(&workspace, wish, None).await;
+                return chats.begin(&workspace, create_request, None).await;
             };
             let (key, run) = once.derive_ids(&workspace)?;
             let _place = chats.0.lock_chat(&key).await;
             match chats.find_created(&workspace, &key, &run).await? {
                 Some(before) => Ok(before),
-                None => chats.begin(&workspace, wish, Some(run)).await,
+                None => chats.begin(&workspace, create_request, Some(run)).await,
             }
         });
         let stopping = |_| ChatError::Unavailable("the supervisor is stopping".to_owned());

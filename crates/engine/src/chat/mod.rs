@@ -169,39 +169,41 @@ impl Chats {
     async fn begin(
         &self,
         workspace: &str,
-        wish: CreateRequest,
+        create_request: CreateRequest,
         once: Option<RunId>,
     ) -> Result<Created, ChatError> {
         let inner = &self.0;
-        let (mode, wish) = inner.apply_template(wish)?;
+        let (mode, create_request) = inner.apply_template(create_request)?;
         match mode {
             ChatMode::Chat | ChatMode::Autonomous => {}
             ChatMode::PlanThenExecute | ChatMode::ParallelAgents => {
                 return Ok(Created::Work(
-                    inner.begin_work(workspace, mode, wish, once).await?,
+                    inner
+                        .begin_work(workspace, mode, create_request, once)
+                        .await?,
                 ));
             }
         }
-        if wish.work != WorkRequest::default() && wish.work.mode.is_none() {
+        if create_request.work != WorkRequest::default() && create_request.work.mode.is_none() {
             let why = "\"mode\" is missing: a chat without it cannot have the keys of autonomous or plan chats";
             return Err(ChatError::Unprocessable(why.to_owned()));
         }
         let config = inner.config.current();
         let (name, registered) = directory::workspace(&config, workspace)?;
-        let (role_name, role) = directory::role(&config, &wish)?;
-        if wish.goal.trim().is_empty() {
+        let (role_name, role) = directory::role(&config, &create_request)?;
+        if create_request.goal.trim().is_empty() {
             let why = "\"goal\" is empty: describe what the chat is for".to_owned();
             return Err(ChatError::Unprocessable(why));
         }
         let remarks = [
-            ("files", !wish.files.is_empty()),
+            ("files", !create_request.files.is_empty()),
             ("mode", mode == ChatMode::Autonomous),
         ];
         if let Some((key, _)) = remarks.iter().find(|(_, is)| *is) {
             directory::check_supports_remarks(&config, &role_name, role, key)?;
         }
         let path = registered.path.clone();
-        let files = wish.files.clone();
+        let files = create_request.files.clone();
         let root = path.clone();
         let checked =
             tokio::task::spawn_blocking(move || directory::check_files(&root, &files)).await;
@@ -217,17 +219,17 @@ impl Chats {
         let run = once.unwrap_or(run);
         let now = inner.fleet.now_ms();
         let goes_on = mode == ChatMode::Autonomous;
-        let settings =
-            goes_on.then(|| autonomous::settings(&config, &role.pool, &session, wish.work));
+        let settings = goes_on
+            .then(|| autonomous::settings(&config, &role.pool, &session, create_request.work));
         let settings = settings.transpose()?;
         let row = ChatRow {
             session: session.clone(),
             run,
             workspace: name,
             role: role_name,
-            model: wish.model.or_else(|| role.model.clone()),
-            goal: UntrustedText::from(wish.goal.as_str()),
-            files: wish.files,
+            model: create_request.model.or_else(|| role.model.clone()),
+            goal: UntrustedText::from(create_request.goal.as_str()),
+            files: create_request.files,
             pool: role.pool.clone(),
             mode,
             parent: None,
@@ -237,7 +239,7 @@ impl Chats {
         };
         row.check()
             .map_err(|fault| ChatError::Unprocessable(fault.to_string()))?;
-        let turn = inner.turn(&session, 1, wish.goal, None)?;
+        let turn = inner.turn(&session, 1, create_request.goal, None)?;
         let accepted = Accepted {
             turn: turn.turn.clone(),
             sequence: 1,

@@ -273,7 +273,7 @@ impl ChannelState {
         &mut self,
         key: PermissionRequestKey,
         call: ClientCall,
-        ask: Option<Box<PermissionRequest>>,
+        agent_request: Option<Box<PermissionRequest>>,
         now: Instant,
     ) -> Option<ChannelEvent> {
         self.request_opened(&key);
@@ -291,11 +291,11 @@ impl ChannelState {
             self.queue_client_reply(key, PendingReply::Ready(Err(error)), now);
             return None;
         }
-        match (ask, call.policy_request(), &call) {
-            (Some(ask), Some(request), _) => {
+        match (agent_request, call.policy_request(), &call) {
+            (Some(agent_request), Some(request), _) => {
                 clients.undecided.push((key, PendingCall::Client(call)));
                 Some(ChannelEvent::ClientRequest {
-                    permission_request: ask,
+                    permission_request: agent_request,
                     request,
                 })
             }

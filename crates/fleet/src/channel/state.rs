@@ -419,16 +419,16 @@ impl ChannelState {
                     self.deadlines.on_ready();
                     items.push(ChannelEvent::Ready(info));
                 }
-                Effect::PermissionRequest(ask) => {
-                    self.request_opened(&ask.key);
-                    items.push(ChannelEvent::PermissionRequest(ask));
+                Effect::PermissionRequest(request) => {
+                    self.request_opened(&request.key);
+                    items.push(ChannelEvent::PermissionRequest(request));
                 }
                 Effect::ClientRequest {
                     key,
                     call,
-                    permission_request: ask,
+                    permission_request: request,
                 } => {
-                    items.extend(self.handle_client_call(key, call, ask, now));
+                    items.extend(self.handle_client_call(key, call, request, now));
                 }
                 Effect::RequestWithdrawn(key) => {
                     self.request_closed(&key, now);

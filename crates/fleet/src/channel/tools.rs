@@ -159,7 +159,7 @@ impl ChannelState {
         let input = serde_json::value::to_raw_value(&request.arguments)
             .unwrap_or_else(|_| marshal_wire::json::null_value());
         let key = key(number);
-        let ask = PermissionRequest {
+        let agent_request = PermissionRequest {
             key: key.clone(),
             tool_id: None,
             tool: request.tool.record_name().into(),
@@ -184,7 +184,7 @@ impl ChannelState {
             .meters
             .record_event(EventKind::PermissionRequested);
         let call = ClientRequest::Tool(Box::new(request));
-        let permission_request = Box::new(ask);
+        let permission_request = Box::new(agent_request);
         self.send(
             vec![ChannelEvent::ClientRequest {
                 permission_request,

@@ -41,11 +41,11 @@ pub(crate) struct ApprovalDetails {
 
 /// What an answer is bound to: SHA-256, in hexadecimal, of the tool, a zero byte and the canonical
 /// input.
-pub(super) fn request_digest(ask: &PermissionRequest) -> String {
+pub(super) fn request_digest(permission_request: &PermissionRequest) -> String {
     let mut hash = Sha256::new();
-    hash.update(ask.tool.raw().as_bytes());
+    hash.update(permission_request.tool.raw().as_bytes());
     hash.update([0]);
-    hash.update(canonical(&ask.input).as_bytes());
+    hash.update(canonical(&permission_request.input).as_bytes());
     hex::encode(hash.finalize())
 }
 
@@ -110,8 +110,10 @@ impl SessionState {
         }
         // A client request names its path itself and is bound to it, so it needs no extraction.
         let request = member.client_request.is_none().then(|| {
-            let ask = &member.ask;
-            self.pool.extractor.extract(ask.tool.raw(), &ask.input)
+            let permission_request = &member.permission_request;
+            self.pool
+                .extractor
+                .extract(permission_request.tool.raw(), &permission_request.input)
         });
         paths.extend(
             places
@@ -327,12 +329,12 @@ impl SessionState {
                 by,
                 prepared,
                 request,
-                &member.ask,
+                &member.permission_request,
                 is_masked,
             );
         }
         let (input, unmasked) = (
-            DecisionInput::from_request(&member.ask),
+            DecisionInput::from_request(&member.permission_request),
             unmasked.map(DecisionInput::from_request),
         );
         let from = &member.decided.from;
@@ -347,7 +349,7 @@ mod tests {
     use super::*;
     use marshal_model::{AgentClaims, PermissionRequestKey};
 
-    fn ask(tool: &str, input: &str) -> PermissionRequest {
+    fn permission_request(tool: &str, input: &str) -> PermissionRequest {
         PermissionRequest {
             key: PermissionRequestKey {
                 id: "1".to_owned(),
@@ -362,13 +364,19 @@ mod tests {
 
     #[test]
     fn a_digest_is_of_tool_and_canonical_input_and_of_nothing_else() {
-        let one = request_digest(&ask("bash", r#"{"a":1,"b":[2]}"#));
+        let one = request_digest(&permission_request("bash", r#"{"a":1,"b":[2]}"#));
         assert_eq!(one.len(), 64);
-        let mut same = ask("bash", "{ \"b\": [ 2 ],\n \"a\": 1 }");
+        let mut same = permission_request("bash", "{ \"b\": [ 2 ],\n \"a\": 1 }");
         same.claims.title = Some(UntrustedText::from("harmless"));
         assert_eq!(one, request_digest(&same));
-        assert_ne!(one, request_digest(&ask("bash", r#"{"a":1,"b":[3]}"#)));
-        assert_ne!(one, request_digest(&ask("read", r#"{"a":1,"b":[2]}"#)));
+        assert_ne!(
+            one,
+            request_digest(&permission_request("bash", r#"{"a":1,"b":[3]}"#))
+        );
+        assert_ne!(
+            one,
+            request_digest(&permission_request("read", r#"{"a":1,"b":[2]}"#))
+        );
         // Numbers that are equal here may differ for the tool, and of a duplicate field a tool may
         // take either.
         let other = [
@@ -382,13 +390,13 @@ mod tests {
         ];
         let digests: std::collections::BTreeSet<_> = other
             .iter()
-            .map(|input| request_digest(&ask("t", input)))
+            .map(|input| request_digest(&permission_request("t", input)))
             .collect();
         assert_eq!(digests.len(), other.len());
         // The name of the tool and the input must not run into each other.
         assert_ne!(
-            request_digest(&ask("a", "\"b\"")),
-            request_digest(&ask("a\"b", "\"\""))
+            request_digest(&permission_request("a", "\"b\"")),
+            request_digest(&permission_request("a\"b", "\"\""))
         );
     }
 

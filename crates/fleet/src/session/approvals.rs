@@ -37,7 +37,7 @@ use marshal_telemetry::labels::ToolClass;
 /// A permission request that waits for an approval.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
-    pub(super) ask: PermissionRequest,
+    pub(super) permission_request: PermissionRequest,
     pub(super) decided: DecidedRequest,
     /// For a client request: the request, and the path that was evaluated.
     pub(super) client_request: Option<(ClientRequest, Option<String>)>,
@@ -46,9 +46,9 @@ pub(crate) struct PendingRequest {
 
 impl PendingRequest {
     /// Wraps a permission request of the agent.
-    pub(super) fn new(ask: PermissionRequest, decided: DecidedRequest) -> Self {
+    pub(super) fn new(permission_request: PermissionRequest, decided: DecidedRequest) -> Self {
         Self {
-            ask,
+            permission_request,
             decided,
             client_request: None,
             since: clock::now(),
@@ -198,7 +198,7 @@ impl SessionState {
         if let Some(spent) = &member.decided.spent {
             self.budget.spend.notify_once(spent);
         }
-        let digest = request_digest(&member.ask);
+        let digest = request_digest(&member.permission_request);
         let details = self.approval_details(&member);
         let before = self.find_prior_answer(&member, &digest, &details);
         if let Some(question) = before.approval_id() {
@@ -210,7 +210,9 @@ impl SessionState {
             // The approval is pending again: whoever follows the session must see that.
             member.decided.add_fact("again", &true.into());
         }
-        member.decided.record_request(&member.ask, &mut self.outbox);
+        member
+            .decided
+            .record_request(&member.permission_request, &mut self.outbox);
         let seq = self.outbox.last_seq();
         let known = match before {
             PriorAnswer::None => KnownApproval::None,
@@ -367,7 +369,7 @@ impl SessionState {
             slot: &self.work.slot,
             session: &self.work.session,
             request: id,
-            tool: &member.ask.tool,
+            tool: &member.permission_request.tool,
             rules: &verdict.rules,
             timeout: within,
             has_other_approver: self.conversation.is_some(),
@@ -386,8 +388,8 @@ impl SessionState {
         let update = ApprovalUpdate::Requested(Box::new(ApprovalRequest {
             id: id.clone(),
             seq: pending.seq,
-            tool_id: member.ask.tool_id.clone(),
-            tool: member.ask.tool.clone(),
+            tool_id: member.permission_request.tool_id.clone(),
+            tool: member.permission_request.tool.clone(),
             class: member.decided.class,
             parts: facts.parts,
             not_plain: facts.not_plain,
@@ -420,7 +422,7 @@ impl SessionState {
     /// Handles the reply of a conversation's client.
     pub(super) fn client_answered(&mut self, id: &PermissionRequestId, reply: ApproverReply) {
         if !self.is_published(id) {
-            tracing::debug!(ask = %id, "ignored an answer to an approval that has ended");
+            tracing::debug!(permission_request = %id, "ignored an answer to an approval that has ended");
             return;
         }
         match reply {
@@ -454,7 +456,7 @@ impl SessionState {
         let why = "the agent withdrew its request before this was decided";
         self.withdraw_delegated(key, why);
         let ending = ApprovalEnd::denied(DecidedBy::Gone, why);
-        let of_key = |of: &PendingRequest| of.ask.key == *key;
+        let of_key = |of: &PendingRequest| of.permission_request.key == *key;
         let pending = self.pending.iter_mut();
         let pending = pending
             .into_iter()
@@ -565,9 +567,9 @@ impl SessionState {
     /// Ends a request that needed approval. Every such request ends here.
     pub(super) fn end_request(&mut self, member: PendingRequest, ending: &ApprovalEnd) {
         let PendingRequest {
-            ask,
+            permission_request,
             mut decided,
-            client_request: wish,
+            client_request,
             since: asked_at,
         } = member;
         decided.verdict.decision = ending.decision;
@@ -584,11 +586,11 @@ impl SessionState {
         self.count_verdict(&mut decided);
         self.outbox
             .push_event(Event::PermissionDecided(decided.verdict.clone()));
-        let (key, deny_turn, class) = (ask.key, decided.deny_turn, decided.class);
-        self.outbox.on_durable(match wish {
-            Some((wish, place)) => OnDurable::StartClientRequest {
+        let (key, deny_turn, class) = (permission_request.key, decided.deny_turn, decided.class);
+        self.outbox.on_durable(match client_request {
+            Some((client_request, place)) => OnDurable::StartClientRequest {
                 key,
-                place: super::engine_tools::person_answer(&wish, ending).or(place),
+                place: super::engine_tools::person_answer(&client_request, ending).or(place),
                 asked_at,
                 verdict: decided.verdict,
                 deny_turn,

@@ -45,27 +45,28 @@ impl SessionState {
     /// Evaluates a client request, and records the decision.
     pub(super) fn handle_client_request(
         &mut self,
-        mut ask: PermissionRequest,
+        mut permission_request: PermissionRequest,
         request: &ClientRequest,
     ) {
-        self.record_engine_call(&ask.key, request);
+        self.record_engine_call(&permission_request.key, request);
         // The tool's name is not from the agent, so its length cannot exceed the bound.
-        let _ = ask.truncate_to(permission_requests::REQUEST_BOUNDS);
+        let _ = permission_request.truncate_to(permission_requests::REQUEST_BOUNDS);
         let mode = self.mode();
         let at = self.decision_context(mode.as_deref());
-        let (ask, unmasked) = masking::mask_request(&self.pool.mask, ask);
+        let (permission_request, unmasked) =
+            masking::mask_request(&self.pool.mask, permission_request);
         let (decided, place) = permission_requests::decide_client_request(
             &self.pool,
             self.prepared.as_ref(),
             &self.work,
-            (&ask, unmasked, request),
+            (&permission_request, unmasked, request),
             &mut self.requests,
             at,
         );
         let request = Some((request.clone(), place));
         self.route_decision(PendingRequest {
             client_request: request,
-            ..PendingRequest::new(ask, decided)
+            ..PendingRequest::new(permission_request, decided)
         });
     }
 

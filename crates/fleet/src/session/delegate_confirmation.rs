@@ -33,9 +33,9 @@ struct ConfirmationReply(Option<(SessionRef, PermissionRequestId)>);
 
 impl ConfirmationReply {
     fn send(&mut self, answer: Result<DelegateAnswer, DelegateError>) {
-        if let Some((to, ask)) = self.0.take() {
+        if let Some((to, request)) = self.0.take() {
             let _ = to.send_message(SessionMsg::DelegateConfirmed {
-                request_id: ask,
+                request_id: request,
                 answer,
             });
         }

@@ -52,9 +52,9 @@ struct DelegateReply(Option<(SessionRef, PermissionRequestId)>);
 
 impl DelegateReply {
     fn send(&mut self, answer: Result<DelegateAnswer, DelegateError>) {
-        if let Some((to, ask)) = self.0.take() {
+        if let Some((to, permission_request)) = self.0.take() {
             let _ = to.send_message(SessionMsg::DelegateAnswered {
-                request_id: ask,
+                request_id: permission_request,
                 answer,
             });
         }
@@ -115,7 +115,11 @@ impl SessionState {
         if member.client_request.is_some() {
             return delegate.config.covers(&[class]);
         }
-        let unmasked = member.decided.unmasked.as_deref().unwrap_or(&member.ask);
+        let unmasked = member
+            .decided
+            .unmasked
+            .as_deref()
+            .unwrap_or(&member.permission_request);
         let request = self
             .pool
             .extractor
@@ -136,7 +140,11 @@ impl SessionState {
         delegate: &'a str,
         (decision, rules, reason): (Decision, &'a [String], &'a str),
     ) -> DelegateRequest<'a> {
-        let PendingRequest { ask, decided, .. } = member;
+        let PendingRequest {
+            permission_request,
+            decided,
+            ..
+        } = member;
         let raw = |text: &'a Option<UntrustedText>| text.as_ref().map(UntrustedText::raw);
         let verdict = &decided.verdict;
         let facts: Result<&RawValue, _> = serde_json::from_str(decided.facts_json());
@@ -151,15 +159,15 @@ impl SessionState {
             run: self.work.run.as_str(),
             task: self.work.task.as_str(),
             ask: verdict.request.as_str(),
-            tool: ask.tool.raw(),
+            tool: permission_request.tool.raw(),
             class: decided.class.as_str(),
-            input: &ask.input,
+            input: &permission_request.input,
             claimed: Claims {
-                title: raw(&ask.claims.title),
-                kind: raw(&ask.claims.kind),
-                reason: raw(&ask.claims.reason),
-                active_mode: raw(&ask.claims.active_mode),
-                required_mode: raw(&ask.claims.required_mode),
+                title: raw(&permission_request.claims.title),
+                kind: raw(&permission_request.claims.kind),
+                reason: raw(&permission_request.claims.reason),
+                active_mode: raw(&permission_request.claims.active_mode),
+                required_mode: raw(&permission_request.claims.required_mode),
             },
             policy: PolicyOutcome {
                 name: &decided.judged.policy,
@@ -308,24 +316,24 @@ impl SessionState {
     /// Applies the verdict, or requests approval.
     fn finish_decision(&mut self, member: PendingRequest) {
         let PendingRequest {
-            ask,
+            permission_request,
             mut decided,
-            client_request: wish,
+            client_request,
             since: asked_at,
         } = member;
         if decided.verdict.decision == Decision::Ask {
             return self.request_approval(PendingRequest {
-                ask,
+                permission_request,
                 decided,
-                client_request: wish,
+                client_request,
                 since: asked_at,
             });
         }
         self.tally.add_decision(&decided);
         self.count_verdict(&mut decided);
-        decided.record(&ask, &mut self.outbox);
-        let (key, deny_turn, class) = (ask.key, decided.deny_turn, decided.class);
-        self.outbox.on_durable(match wish {
+        decided.record(&permission_request, &mut self.outbox);
+        let (key, deny_turn, class) = (permission_request.key, decided.deny_turn, decided.class);
+        self.outbox.on_durable(match client_request {
             Some((_, place)) => OnDurable::StartClientRequest {
                 key,
                 place,
@@ -349,7 +357,9 @@ impl SessionState {
     fn deny_unrecorded(&mut self, mut member: PendingRequest, ending: &ApprovalEnd) {
         // A move of the shell that may already have happened is not undone.
         member.decided.moved = CwdChange::Unchanged;
-        member.decided.record_request(&member.ask, &mut self.outbox);
+        member
+            .decided
+            .record_request(&member.permission_request, &mut self.outbox);
         self.end_request(member, ending);
     }
 
@@ -369,7 +379,7 @@ impl SessionState {
     /// Cancels the call of the delegate for a request that the agent withdrew.
     pub(super) fn withdraw_delegated(&mut self, key: &PermissionRequestKey, why: &str) {
         let mut open = self.delegated.iter();
-        let entry = open.find(|(_, item)| item.request.ask.key == *key);
+        let entry = open.find(|(_, item)| item.request.permission_request.key == *key);
         let Some(id) = entry.map(|(id, _)| id.clone()) else {
             return;
         };

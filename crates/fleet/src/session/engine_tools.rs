@@ -80,12 +80,15 @@ struct Input {
 }
 
 /// The engine tool call that a permission request announces, if it announces one.
-pub(super) fn announced_call(pool: &PoolShared, ask: &PermissionRequest) -> Option<EngineRequest> {
+pub(super) fn announced_call(
+    pool: &PoolShared,
+    request: &PermissionRequest,
+) -> Option<EngineRequest> {
     let tools = &pool.config.engine_tools;
     if tools.is_empty() {
         return None;
     }
-    let served = dialect::parse_mcp_tool_call(pool.config.dialect, ask, ENGINE_SERVER)?;
+    let served = dialect::parse_mcp_tool_call(pool.config.dialect, request, ENGINE_SERVER)?;
     mcp::parse_tool_call(&served.tool, &served.arguments, tools)
 }
 
@@ -104,14 +107,18 @@ pub(super) fn person_answer(call: &ClientRequest, ending: &ApprovalEnd) -> Optio
 impl SessionState {
     /// Records a call of an engine tool, so that it counts as requested, however the agent shows
     /// it.
-    pub(super) fn record_engine_call(&mut self, key: &PermissionRequestKey, wish: &ClientRequest) {
-        if let ClientRequest::Tool(wish) = wish {
+    pub(super) fn record_engine_call(
+        &mut self,
+        key: &PermissionRequestKey,
+        engine_request: &ClientRequest,
+    ) {
+        if let ClientRequest::Tool(engine_request) = engine_request {
             if self.requests.engine_calls.len() >= OPEN_CALLS {
                 self.requests.engine_calls.pop_front();
             }
             self.requests.engine_calls.push_back(EngineCallRecord {
                 key: key.clone(),
-                wish: EngineRequest::clone(wish),
+                engine_request: EngineRequest::clone(engine_request),
                 is_allowed: false,
             });
         }
@@ -133,8 +140,10 @@ impl SessionState {
     /// and was evaluated. Matches one to one: a call that did not arrive is not ours, whatever its
     /// name, and a denied call does not match one that was carried out.
     pub(super) fn is_engine_call(&mut self, call: &ToolCall, shown: ReportedResult) -> bool {
-        if let Some(wish) = self.requests.take_announced(&call.id) {
-            return self.requests.take_engine_call(|own| *own == wish, shown);
+        if let Some(engine_request) = self.requests.take_announced(&call.id) {
+            return self
+                .requests
+                .take_engine_call(|own| *own == engine_request, shown);
         }
         let Some(input) = call
             .input
@@ -159,9 +168,9 @@ impl SessionState {
             _ => return false,
         };
         let within = arguments.get("arguments");
-        let is_it = |wish: &EngineRequest| {
-            wish.matches_input(&arguments)
-                || within.is_some_and(|within| wish.matches_input(within))
+        let is_it = |engine_request: &EngineRequest| {
+            engine_request.matches_input(&arguments)
+                || within.is_some_and(|within| engine_request.matches_input(within))
         };
         self.requests.take_engine_call(is_it, shown)
     }
@@ -176,12 +185,12 @@ impl OpenRequests {
     ) -> bool {
         let done = shown == ReportedResult::Done;
         // A call that failed rather matches one that was denied.
-        let fits = |own: &EngineCallRecord| own.is_allowed == done && is_it(&own.wish);
+        let fits = |own: &EngineCallRecord| own.is_allowed == done && is_it(&own.engine_request);
         let at = self.engine_calls.iter().position(fits);
         let at = at.or_else(|| {
             self.engine_calls
                 .iter()
-                .position(|own| !done && is_it(&own.wish))
+                .position(|own| !done && is_it(&own.engine_request))
         });
         at.and_then(|at| self.engine_calls.remove(at)).is_some()
     }
@@ -200,7 +209,7 @@ mod tests {
         };
         EngineCallRecord {
             key,
-            wish: EngineRequest {
+            engine_request: EngineRequest {
                 tool: EngineTool::PlanStep,
                 path: None,
                 arguments: json!({"step": "a", "status": "done"}),
@@ -212,7 +221,7 @@ mod tests {
     #[test]
     fn a_call_that_was_denied_excuses_none_that_was_done() {
         let shown = json!({"step": "a", "status": "done"});
-        let is_shown = |wish: &EngineRequest| wish.matches_input(&shown);
+        let is_shown = |engine_request: &EngineRequest| engine_request.matches_input(&shown);
         let mut requests = OpenRequests::default();
         requests.engine_calls.push_back(own(1, false));
         assert!(

@@ -32,11 +32,11 @@ pub(super) struct DecisionInput<'a> {
 }
 
 impl<'a> DecisionInput<'a> {
-    pub(super) fn from_request(ask: &'a PermissionRequest) -> Self {
+    pub(super) fn from_request(permission_request: &'a PermissionRequest) -> Self {
         Self {
-            tool: &ask.tool,
-            input: &ask.input,
-            claimed: &ask.claims,
+            tool: &permission_request.tool,
+            input: &permission_request.input,
+            claimed: &permission_request.claims,
             is_shown: false,
         }
     }

@@ -29,7 +29,7 @@ pub(super) fn mask_request(
 }
 
 /// Whether there is nothing to mask: then nothing is copied either.
-fn is_clean(mask: &Mask, ask: &PermissionRequest) -> bool {
+fn is_clean(mask: &Mask, request: &PermissionRequest) -> bool {
     let AgentClaims {
         active_mode,
         required_mode,
@@ -37,11 +37,11 @@ fn is_clean(mask: &Mask, ask: &PermissionRequest) -> bool {
         title,
         kind,
         has_no_allow_option: _,
-    } = &ask.claims;
+    } = &request.claims;
     let claim_texts = [active_mode, required_mode, reason, title, kind];
-    let mut texts = claim_texts.into_iter().flatten().chain([&ask.tool]);
+    let mut texts = claim_texts.into_iter().flatten().chain([&request.tool]);
     texts.all(|text| matches!(mask.mask_text(text.raw()), Cow::Borrowed(_)))
-        && matches!(mask.mask_json(&ask.input), Cow::Borrowed(_))
+        && matches!(mask.mask_json(&request.input), Cow::Borrowed(_))
 }
 
 fn mask_claims(mask: &Mask, claimed: &mut AgentClaims) {

@@ -124,16 +124,20 @@ pub(crate) struct DecisionContext<'a> {
 
 impl DecidedRequest {
     /// Records a decided request: the request, its evaluation, the verdict; in this order.
-    pub(crate) fn record(&self, ask: &PermissionRequest, outbox: &mut Outbox) {
-        self.record_request(ask, outbox);
+    pub(crate) fn record(&self, permission_request: &PermissionRequest, outbox: &mut Outbox) {
+        self.record_request(permission_request, outbox);
         outbox.push_event(Event::PermissionDecided(self.verdict.clone()));
     }
 
     /// Records a request that waits for an approver.
-    pub(crate) fn record_request(&self, ask: &PermissionRequest, outbox: &mut Outbox) {
+    pub(crate) fn record_request(
+        &self,
+        permission_request: &PermissionRequest,
+        outbox: &mut Outbox,
+    ) {
         outbox.push_event(Event::PermissionRequested {
             id: self.verdict.request.clone(),
-            request: ask.clone(),
+            request: permission_request.clone(),
         });
         outbox.write(Write::RequestEvaluated {
             request: self.verdict.request.clone(),
@@ -165,20 +169,24 @@ pub(crate) fn decide_request(
     pool: &PoolShared,
     prepared: Option<&PreparedSession>,
     work: &Work,
-    (ask, original): (&PermissionRequest, Option<Box<PermissionRequest>>),
+    (permission_request, original): (&PermissionRequest, Option<Box<PermissionRequest>>),
     requests: &mut OpenRequests,
     at: DecisionContext<'_>,
 ) -> DecidedRequest {
     let began = clock::now();
     let snapshot = PolicySnapshot::take(pool, work, at.mode.map(str::to_owned));
     let crowded = requests.open.len().saturating_sub(at.waiting) >= APPROVALS_PER_SESSION;
-    let twice = requests.open.values().any(|open| open.id == ask.key.id);
-    let announced = engine_tools::announced_call(pool, original.as_deref().unwrap_or(ask));
+    let twice = requests
+        .open
+        .values()
+        .any(|open| open.id == permission_request.key.id);
+    let announced =
+        engine_tools::announced_call(pool, original.as_deref().unwrap_or(permission_request));
     // An announced engine tool call counts as requested when it arrives, not before.
     if announced.is_none() {
-        requests.record_request(original.as_deref().unwrap_or(ask));
+        requests.record_request(original.as_deref().unwrap_or(permission_request));
     }
-    let announces = announced.as_ref().map(|wish| wish.tool);
+    let announces = announced.as_ref().map(|engine_request| engine_request.tool);
     let keeps = pool.config.shell_cwd;
     // A shell call without a request may have moved the shell already; what it did is seen only at
     // its end.
@@ -196,7 +204,7 @@ pub(crate) fn decide_request(
     let by = |policy: &Policy| {
         let occasion = snapshot.occasion(pool, &requests.rule_uses);
         let (input, original) = (
-            DecisionInput::from_request(ask),
+            DecisionInput::from_request(permission_request),
             original.as_deref().map(DecisionInput::from_request),
         );
         evaluate_request(
@@ -242,11 +250,18 @@ pub(crate) fn decide_request(
     }
     let class = match announces {
         Some(_) => ToolClass::Mcp,
-        None => tool_class(pool, Some(&ask.tool)),
+        None => tool_class(pool, Some(&permission_request.tool)),
     };
     let uses = judgement.rule_uses.clone();
-    let mut decided =
-        build_decided_request(pool, &snapshot, work, ask, (judgement, took), class, at);
+    let mut decided = build_decided_request(
+        pool,
+        &snapshot,
+        work,
+        permission_request,
+        (judgement, took),
+        class,
+        at,
+    );
     let occasion = snapshot.occasion(pool, &requests.rule_uses);
     let facts = &decided.judged.facts;
     decided.judged.facts =
@@ -256,14 +271,15 @@ pub(crate) fn decide_request(
     if decision == Decision::Allow {
         policy_snapshot::count_uses(&mut requests.rule_uses, &uses);
         decided.uses = uses;
-        requests.record_announced(ask.tool_id.as_ref(), announced);
+        requests.record_announced(permission_request.tool_id.as_ref(), announced);
     }
     decided.moved = moved;
     decided.from = from;
     decided.unmasked = original;
-    requests
-        .open
-        .insert(decided.verdict.request.clone(), ask.key.clone());
+    requests.open.insert(
+        decided.verdict.request.clone(),
+        permission_request.key.clone(),
+    );
     decided
 }
 
@@ -272,7 +288,7 @@ pub(crate) fn decide_client_request(
     pool: &PoolShared,
     prepared: Option<&PreparedSession>,
     work: &Work,
-    (ask, original, request): (
+    (permission_request, original, request): (
         &PermissionRequest,
         Option<Box<PermissionRequest>>,
         &ClientRequest,
@@ -286,12 +302,19 @@ pub(crate) fn decide_client_request(
     let by = |policy: &Policy, prepared: &PreparedSession| {
         let occasion = snapshot.occasion(pool, &requests.rule_uses);
         let is_masked = original.is_some();
-        evaluate_client_request(pool, (policy, &occasion), prepared, request, ask, is_masked)
+        evaluate_client_request(
+            pool,
+            (policy, &occasion),
+            prepared,
+            request,
+            permission_request,
+            is_masked,
+        )
     };
     let (judgement, place) = if at.is_read_only {
         let why = "the journal is read-only: nothing can be allowed";
         (PolicyDecision::from_error("journal", why), None)
-    } else if ask.input.get().len() > PERMISSION_INPUT_BYTES {
+    } else if permission_request.input.get().len() > PERMISSION_INPUT_BYTES {
         (deny_too_large(), None)
     } else if let Some(prepared) = prepared {
         tried = Some(prepared);
@@ -319,8 +342,15 @@ pub(crate) fn decide_client_request(
         },
     };
     let uses = judgement.rule_uses.clone();
-    let mut decided =
-        build_decided_request(pool, &snapshot, work, ask, (judgement, took), class, at);
+    let mut decided = build_decided_request(
+        pool,
+        &snapshot,
+        work,
+        permission_request,
+        (judgement, took),
+        class,
+        at,
+    );
     let (facts, nowhere) = (&decided.judged.facts, ShellDirectory::default());
     let occasion = snapshot.occasion(pool, &requests.rule_uses);
     decided.judged.facts =
@@ -330,9 +360,10 @@ pub(crate) fn decide_client_request(
         decided.uses = uses;
     }
     decided.unmasked = original;
-    requests
-        .client_requests
-        .insert(decided.verdict.request.clone(), ask.key.clone());
+    requests.client_requests.insert(
+        decided.verdict.request.clone(),
+        permission_request.key.clone(),
+    );
     (decided, place)
 }
 
@@ -343,7 +374,7 @@ pub(super) fn evaluate_client_request(
     (policy, occasion): (&Policy, &EvaluationContext<'_>),
     prepared: &PreparedSession,
     request: &ClientRequest,
-    ask: &PermissionRequest,
+    permission_request: &PermissionRequest,
     is_masked: bool,
 ) -> (PolicyDecision, Option<String>) {
     let began = clock::thread_cpu_time();
@@ -360,7 +391,7 @@ pub(super) fn evaluate_client_request(
         judgement = policy.require_approval_for_secret(judgement);
         masking::mask_decision(&pool.mask, &mut judgement);
     }
-    show_text(request, &ask.input, &mut judgement);
+    show_text(request, &permission_request.input, &mut judgement);
     (judgement, place)
 }
 
@@ -400,7 +431,7 @@ fn build_decided_request(
     pool: &PoolShared,
     snapshot: &PolicySnapshot,
     work: &Work,
-    ask: &PermissionRequest,
+    permission_request: &PermissionRequest,
     (judgement, took): (PolicyDecision, Duration),
     class: ToolClass,
     at: DecisionContext<'_>,
@@ -442,7 +473,7 @@ fn build_decided_request(
         slot: &work.slot,
         session: &work.session,
         request: &verdict.request,
-        tool: &ask.tool,
+        tool: &permission_request.tool,
     }
     .emit();
     DecidedRequest {

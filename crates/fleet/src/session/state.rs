@@ -221,7 +221,9 @@ impl SessionState {
                 self.notify_pool(SlotEvent::PromptSent, None);
             }
             ChannelEvent::Event(event) => self.handle_event(event),
-            ChannelEvent::PermissionRequest(ask) => self.handle_permission_request(ask),
+            ChannelEvent::PermissionRequest(agent_request) => {
+                self.handle_permission_request(agent_request)
+            }
             ChannelEvent::ClientRequest {
                 permission_request,
                 request,
@@ -379,24 +381,24 @@ impl SessionState {
         .emit();
     }
 
-    pub(super) fn handle_permission_request(&mut self, mut ask: PermissionRequest) {
+    pub(super) fn handle_permission_request(&mut self, mut agent_request: PermissionRequest) {
         let prepared = self.prepared.as_ref();
         let mode = self.mode();
         let at = permission_requests::DecisionContext {
-            is_too_long: ask.truncate_to(permission_requests::REQUEST_BOUNDS),
+            is_too_long: agent_request.truncate_to(permission_requests::REQUEST_BOUNDS),
             ..self.decision_context(mode.as_deref())
         };
         let requests = &mut self.requests;
-        let (ask, original) = masking::mask_request(&self.pool.mask, ask);
+        let (agent_request, original) = masking::mask_request(&self.pool.mask, agent_request);
         let decided = permission_requests::decide_request(
             &self.pool,
             prepared,
             &self.work,
-            (&ask, original),
+            (&agent_request, original),
             requests,
             at,
         );
-        self.route_decision(PendingRequest::new(ask, decided));
+        self.route_decision(PendingRequest::new(agent_request, decided));
     }
 
     /// Evaluates a tool call that ran without a request by the same rules, afterwards.

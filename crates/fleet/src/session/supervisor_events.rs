@@ -28,7 +28,7 @@ impl SessionState {
         });
         let mut about = words.collect::<Vec<_>>().join(" ; ");
         if about.is_empty() {
-            about = member.ask.input.get().to_owned();
+            about = member.permission_request.input.get().to_owned();
         }
         // The notification stays in memory for a minute, so its text is bounded.
         let about: String = about.chars().take(HOOK_SUBJECT_CHARS).collect();
@@ -36,7 +36,7 @@ impl SessionState {
             slot: self.work.slot.clone(),
             session: self.work.session.clone(),
             request_id: id.clone(),
-            tool: member.ask.tool.clone(),
+            tool: member.permission_request.tool.clone(),
             about: UntrustedText::new(about),
             rules: member.decided.verdict.rules.clone(),
             deadline_us: until_us,

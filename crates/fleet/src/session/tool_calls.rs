@@ -90,7 +90,7 @@ pub(crate) struct OpenRequests {
 pub(super) struct EngineCallRecord {
     /// The key of its request.
     pub(super) key: PermissionRequestKey,
-    pub(super) wish: EngineRequest,
+    pub(super) engine_request: EngineRequest,
     /// Whether it was allowed and carried out: only then can it match a call that the agent shows
     /// as done.
     pub(super) is_allowed: bool,
@@ -121,8 +121,9 @@ impl OpenRequests {
     }
 
     /// Takes out an open request; `false` if its answer is no longer wanted.
-    pub(crate) fn take_open(&mut self, ask: &PermissionRequestId) -> bool {
-        self.open.remove(ask).is_some() || self.client_requests.remove(ask).is_some()
+    pub(crate) fn take_open(&mut self, permission_request: &PermissionRequestId) -> bool {
+        self.open.remove(permission_request).is_some()
+            || self.client_requests.remove(permission_request).is_some()
     }
 
     /// Removes a request that the agent withdrew.
@@ -197,20 +198,22 @@ impl OpenRequests {
     pub(super) fn record_announced(
         &mut self,
         id: Option<&UntrustedText>,
-        wish: Option<EngineRequest>,
+        engine_request: Option<EngineRequest>,
     ) {
-        if let (Some(id), Some(wish)) = (id, wish) {
+        if let (Some(id), Some(engine_request)) = (id, engine_request) {
             if self.announced.len() >= OPEN_PERMISSION_REQUESTS {
                 self.announced.pop_front();
             }
-            self.announced.push_back((id.clone(), wish));
+            self.announced.push_back((id.clone(), engine_request));
         }
     }
 
     /// Takes out the announced call of this id.
     pub(super) fn take_announced(&mut self, id: &UntrustedText) -> Option<EngineRequest> {
         let at = self.announced.iter().position(|(item, _)| item == id)?;
-        self.announced.remove(at).map(|(_, wish)| wish)
+        self.announced
+            .remove(at)
+            .map(|(_, engine_request)| engine_request)
     }
 
     /// The running call of this id.
@@ -242,28 +245,28 @@ impl OpenRequests {
 
     /// Joins a request with its call: by the call's id, else by tool and canonical input, the
     /// oldest first.
-    pub(super) fn record_request(&mut self, ask: &PermissionRequest) {
-        let digest = digest(&ask.input);
-        let of_id = |call: &&mut ToolCall| ask.tool_id.as_ref() == Some(&call.id);
+    pub(super) fn record_request(&mut self, permission_request: &PermissionRequest) {
+        let digest = digest(&permission_request.input);
+        let of_id = |call: &&mut ToolCall| permission_request.tool_id.as_ref() == Some(&call.id);
         if let Some(call) = self.calls.iter_mut().find(of_id) {
-            call.request = RequestState::Made(ask.key.clone());
+            call.request = RequestState::Made(permission_request.key.clone());
             return;
         }
         let same = |call: &&mut ToolCall| {
-            !call.has_request() && call.name == ask.tool && call.digest == digest
+            !call.has_request() && call.name == permission_request.tool && call.digest == digest
         };
         if let Some(call) = self.calls.iter_mut().find(same) {
-            call.request = RequestState::Made(ask.key.clone());
+            call.request = RequestState::Made(permission_request.key.clone());
             return;
         }
         if self.requests.len() >= OPEN_CALLS {
             self.requests.pop_front();
         }
         self.requests.push_back(EarlyRequest {
-            id: ask.tool_id.clone(),
-            tool: ask.tool.clone(),
+            id: permission_request.tool_id.clone(),
+            tool: permission_request.tool.clone(),
             digest,
-            request: RequestState::Made(ask.key.clone()),
+            request: RequestState::Made(permission_request.key.clone()),
         });
     }
 }
@@ -283,7 +286,7 @@ pub(super) fn canonical(input: &RawValue) -> String {
 mod tests {
     use super::*;
 
-    fn ask(serial: u64, tool_id: &str) -> PermissionRequest {
+    fn permission_request(serial: u64, tool_id: &str) -> PermissionRequest {
         PermissionRequest {
             key: PermissionRequestKey {
                 id: serial.to_string(),
@@ -317,7 +320,7 @@ mod tests {
         ] {
             // The call first, then the request first.
             for early in [false, true] {
-                let request = ask(serial, "c");
+                let request = permission_request(serial, "c");
                 if early {
                     requests.record_request(&request);
                 }
@@ -334,18 +337,18 @@ mod tests {
             }
         }
         // The request before the call, and taken back before it; one that was answered.
-        requests.record_request(&ask(3, "d"));
-        requests.withdraw(&ask(3, "d").key);
+        requests.record_request(&permission_request(3, "d"));
+        requests.withdraw(&permission_request(3, "d").key);
         requests.record_tool_start(&started("d"));
         assert!(ended(&mut requests, "d", ReportedResult::Done));
         requests.record_tool_start(&started("e"));
-        requests.record_request(&ask(4, "e"));
-        requests.withdraw(&ask(3, "d").key);
+        requests.record_request(&permission_request(4, "e"));
+        requests.withdraw(&permission_request(3, "d").key);
         assert!(!ended(&mut requests, "e", ReportedResult::Done));
         // What was withdrawn and never ended did not run.
         requests.record_tool_start(&started("f"));
-        requests.record_request(&ask(5, "f"));
-        requests.withdraw(&ask(5, "f").key);
+        requests.record_request(&permission_request(5, "f"));
+        requests.withdraw(&permission_request(5, "f").key);
         requests.record_tool_start(&started("g"));
         let left = requests.end_turn();
         assert_eq!(left.len(), 1);

@@ -29,7 +29,7 @@ fn foreign(text: &str) -> UntrustedText {
     UntrustedText::new(text)
 }
 
-fn ask() -> Event {
+fn permission_request() -> Event {
     Event::PermissionRequested {
         id: PermissionRequestId::new("a-1").expect("id"),
         request: PermissionRequest {
@@ -293,7 +293,7 @@ fn tools() -> Vec<Event> {
             is_error: false,
             took: None,
         },
-        ask(),
+        permission_request(),
         Event::PermissionDecided(Verdict {
             request: PermissionRequestId::new("a-1").expect("id"),
             decision: Decision::Deny,
@@ -470,12 +470,22 @@ fn every_event_reads_back_as_it_was() {
 
 #[test]
 fn raw_json_is_kept_byte_for_byte() {
-    let Event::PermissionRequested { request: ask, .. } =
-        decode("permission_requested", VERSION, &encoded(&ask())).expect("readable")
+    let Event::PermissionRequested {
+        request: permission_request,
+        ..
+    } = decode(
+        "permission_requested",
+        VERSION,
+        &encoded(&permission_request()),
+    )
+    .expect("readable")
     else {
         panic!("another variant")
     };
-    assert_eq!(ask.input.get(), r#"{"command": "ls  -l", "n": 1.50}"#);
+    assert_eq!(
+        permission_request.input.get(),
+        r#"{"command": "ls  -l", "n": 1.50}"#
+    );
 }
 
 /// The golden file of version 1 stays readable, and is still written byte for byte. A line may be
@@ -539,16 +549,19 @@ fn what_cannot_be_understood_is_named() {
 fn the_input_of_an_ask_beyond_its_limit_is_left_out_and_its_length_told() {
     let Event::PermissionRequested {
         id,
-        request: mut ask,
-    } = ask()
+        request: mut permission_request,
+    } = permission_request()
     else {
         panic!("another variant")
     };
-    ask.input = raw(&format!(
+    permission_request.input = raw(&format!(
         "\"{}\"",
         "x".repeat(limits::PERMISSION_INPUT_BYTES)
     ));
-    let body = encoded(&Event::PermissionRequested { id, request: ask });
+    let body = encoded(&Event::PermissionRequested {
+        id,
+        request: permission_request,
+    });
     assert!(body.len() < 1000, "{} bytes", body.len());
     assert!(body.contains(&format!(
         "\"input_bytes\":{}",

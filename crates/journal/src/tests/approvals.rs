@@ -15,12 +15,12 @@ fn begin_slot_session(session: &SessionId) -> Write {
     })
 }
 
-fn put(journal: &Journal, id: &SessionId, ask: &str, seq: u64, deadline_us: i64) {
+fn put(journal: &Journal, id: &SessionId, permission_request: &str, seq: u64, deadline_us: i64) {
     let row = ApprovalRow {
-        request: PermissionRequestId::new(ask).expect("id"),
+        request: PermissionRequestId::new(permission_request).expect("id"),
         session: id.clone(),
         pool: PoolName::new("demo").expect("name"),
-        digest: format!("digest-{ask}"),
+        digest: format!("digest-{permission_request}"),
         rules: vec!["net".to_owned()],
         why: "why".to_owned(),
         paths: "[]".to_owned(),
@@ -29,15 +29,20 @@ fn put(journal: &Journal, id: &SessionId, ask: &str, seq: u64, deadline_us: i64)
         agent_until_us: Some(7),
     };
     let writes = vec![
-        event(id, journal.epoch(), seq, permission_requested(ask, "{}")),
+        event(
+            id,
+            journal.epoch(),
+            seq,
+            permission_requested(permission_request, "{}"),
+        ),
         Write::ApprovalOpened(Box::new(row)),
     ];
     assert_durable(&commit(journal, writes));
 }
 
-fn change(ask: &str, change: ApprovalChange) -> Write {
+fn change(permission_request: &str, change: ApprovalChange) -> Write {
     Write::ApprovalChanged {
-        approval: PermissionRequestId::new(ask).expect("id"),
+        approval: PermissionRequestId::new(permission_request).expect("id"),
         at_us: 9,
         change,
     }
@@ -52,9 +57,9 @@ fn answer(decision: Decision) -> ApprovalAnswer {
     }
 }
 
-fn read_approval(journal: &Journal, ask: &str) -> StoredApproval {
+fn read_approval(journal: &Journal, permission_request: &str) -> StoredApproval {
     let reader = journal.reader().expect("reader");
-    let found = reader.approval(&PermissionRequestId::new(ask).expect("id"));
+    let found = reader.approval(&PermissionRequestId::new(permission_request).expect("id"));
     found.expect("read").expect("there")
 }
 

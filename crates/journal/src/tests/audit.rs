@@ -203,8 +203,8 @@ fn a_second_verdict_is_refused() {
 }
 
 /// A request that was denied unread.
-fn unread(ask: &str) -> Event {
-    let Event::PermissionDecided(verdict) = decided(ask, Decision::Deny) else {
+fn unread(permission_request: &str) -> Event {
+    let Event::PermissionDecided(verdict) = decided(permission_request, Decision::Deny) else {
         unreachable!("that is what it is");
     };
     Event::PermissionDecided(Verdict {

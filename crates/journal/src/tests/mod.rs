@@ -88,12 +88,12 @@ fn text(session: &SessionId, epoch: u64, seq: u64) -> Write {
     event(session, epoch, seq, Event::Text { delta })
 }
 
-fn permission_requested(ask: &str, input: &str) -> Event {
+fn permission_requested(permission_request: &str, input: &str) -> Event {
     Event::PermissionRequested {
-        id: PermissionRequestId::new(ask).expect("id"),
+        id: PermissionRequestId::new(permission_request).expect("id"),
         request: PermissionRequest {
             key: PermissionRequestKey {
-                id: format!("key-{ask}"),
+                id: format!("key-{permission_request}"),
                 serial: 1,
             },
             tool_id: None,
@@ -104,9 +104,9 @@ fn permission_requested(ask: &str, input: &str) -> Event {
     }
 }
 
-fn decided(ask: &str, decision: Decision) -> Event {
+fn decided(permission_request: &str, decision: Decision) -> Event {
     Event::PermissionDecided(Verdict {
-        request: PermissionRequestId::new(ask).expect("id"),
+        request: PermissionRequestId::new(permission_request).expect("id"),
         decision,
         decided_by: DecidedBy::Policy,
         rules: vec!["p1/1".to_owned()],

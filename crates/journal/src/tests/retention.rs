@@ -57,7 +57,7 @@ fn task_ended(run: &RunId, id: &str) -> Write {
 
 /// A session with a permission request and `events` pieces of `bytes` each, ended at `at_us`.
 fn worked(journal: &Journal, begin: Write, id: &SessionId, events: u64, bytes: usize, at_us: i64) {
-    let ask = format!("ask-{id}");
+    let request = format!("ask-{id}");
     let epoch = journal.epoch();
     let mut writes = vec![
         begin,
@@ -65,9 +65,9 @@ fn worked(journal: &Journal, begin: Write, id: &SessionId, events: u64, bytes: u
             id,
             epoch,
             1,
-            permission_requested(&ask, "{\"command\":\"ls\"}"),
+            permission_requested(&request, "{\"command\":\"ls\"}"),
         ),
-        event(id, epoch, 2, decided(&ask, Decision::Allow)),
+        event(id, epoch, 2, decided(&request, Decision::Allow)),
     ];
     for seq in 3..events + 3 {
         let delta = UntrustedText::new("x".repeat(bytes));

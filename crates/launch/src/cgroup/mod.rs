@@ -47,7 +47,7 @@ pub use marshal_telemetry::labels::CgroupOperation;
 /// The controllers of v2 that are of use.
 const WANTED_CONTROLLERS: [&str; 3] = ["pids", "memory", "cpu"];
 
-/// Tries to make a group whose name nobody has, and what is between two of them.
+/// How often the creation of a group is tried, and the delay between two tries.
 const TRIES: usize = 100;
 const RETRY_DELAY: Duration = Duration::from_millis(10);
 
@@ -117,8 +117,8 @@ impl Groups {
         groups
     }
 
-    /// The same without the sweep; `is_watched`: with a janitor, which is there before the first of
-    /// what it is to clear away, so that no moment is left in which this process dies and leaves some.
+    /// The same without the sweep. `is_watched`: with a janitor. It starts before the first group is
+    /// made, so that this process can die at any moment without leaving one.
     fn set_up(layout: &Layout, executable: PathBuf, is_watched: bool) -> Self {
         let pid = std::process::id();
         let handed = layout.v2.as_ref();
@@ -202,7 +202,7 @@ impl Groups {
     fn create_group(&mut self, below: &Path) -> io::Result<PathBuf> {
         let dir = below.join(&self.name);
         if !self.cleanup_plan.all.contains(&dir) {
-            // It was not planned, so nobody would clear it away: this user may not make it.
+            // The janitor does not know it and would leave it: the parent was not writable.
             janitor::check_writable(below)?;
             return Err(io::Error::other(
                 "the parent group was not writable a moment ago",
@@ -214,7 +214,7 @@ impl Groups {
                 Err(error) if tried > 0 && error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made?,
             }
-            // Between the two, a sweeper may have taken it for a dead one's.
+            // Until it is locked, a sweeper may take it for that of a dead supervisor.
             match sweep::try_lock(&dir) {
                 Ok(Some(lock)) => {
                     self.locks.push(lock);
@@ -262,7 +262,7 @@ impl Groups {
         self.apply_limits(blank, limits, has_nproc)
     }
 
-    /// Makes the groups of one child that is to be, without a limit.
+    /// Makes the groups of a child that starts later, without a limit.
     ///
     /// # Errors
     /// [`GroupError`]; nothing is left then.
@@ -389,8 +389,8 @@ fn host_layout() -> Layout {
     Layout::read(&text("/proc/self/mountinfo"), &text("/proc/self/cgroup"))
 }
 
-/// Whether this host has no swap at all. It may get some later; then a limit of swap that nothing
-/// holds would be missed, which is why this counts only where nothing else does.
+/// Whether this host has no swap at all. It may get some later, and then nothing would enforce a
+/// limit of swap. So this counts only where nothing else enforces it.
 fn swap_is_off() -> bool {
     fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() <= 1)
 }

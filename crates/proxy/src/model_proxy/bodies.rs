@@ -43,9 +43,9 @@ impl FullBody {
     }
 
     /// The same, with a flag that shows whether sending has begun.
-    pub(super) fn with_sent_flag(bytes: Bytes, taken: Arc<AtomicBool>) -> Self {
+    pub(super) fn with_sent_flag(bytes: Bytes, sent_flag: Arc<AtomicBool>) -> Self {
         Self {
-            sent_flag: Some(taken),
+            sent_flag: Some(sent_flag),
             ..Self::from_bytes(bytes)
         }
     }
@@ -59,8 +59,8 @@ impl Body for FullBody {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        if let Some(taken) = &self.sent_flag {
-            taken.store(true, Ordering::Release);
+        if let Some(sent) = &self.sent_flag {
+            sent.store(true, Ordering::Release);
         }
         Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
     }
@@ -92,22 +92,22 @@ impl Body for ResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match self.get_mut() {
-            Self::Full(whole) => Pin::new(whole).poll_frame(cx),
-            Self::Streaming(passing) => passing.poll(cx),
+            Self::Full(body) => Pin::new(body).poll_frame(cx),
+            Self::Streaming(body) => body.poll(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Self::Full(whole) => whole.is_end_stream(),
-            Self::Streaming(passing) => passing.from.is_end_stream(),
+            Self::Full(body) => body.is_end_stream(),
+            Self::Streaming(body) => body.from.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Full(whole) => whole.size_hint(),
-            Self::Streaming(passing) => passing.from.size_hint(),
+            Self::Full(body) => body.size_hint(),
+            Self::Streaming(body) => body.from.size_hint(),
         }
     }
 }
@@ -115,7 +115,7 @@ impl Body for ResponseBody {
 /// The record of one upstream request. It is counted when dropped, however the request ended.
 #[derive(Debug)]
 pub(super) struct RequestRecord {
-    gate: Arc<RouteContext>,
+    context: Arc<RouteContext>,
     allow_index: usize,
     began: Instant,
     first_byte: Option<Duration>,
@@ -123,27 +123,31 @@ pub(super) struct RequestRecord {
     usage: Option<UsageReader>,
     pub(super) charge: MeteredRequest,
     /// The start of a rate-limit response whose head announced no wait.
-    pub(super) limit: Option<Vec<u8>>,
+    pub(super) limit_body: Option<Vec<u8>>,
 }
 
 impl RequestRecord {
-    pub(super) fn new(gate: Arc<RouteContext>, line: usize, charge: MeteredRequest) -> Self {
+    pub(super) fn new(
+        context: Arc<RouteContext>,
+        allow_index: usize,
+        charge: MeteredRequest,
+    ) -> Self {
         Self {
-            gate,
-            allow_index: line,
+            context,
+            allow_index,
             began: now(),
             first_byte: None,
             code: RouteCode::Failed,
             usage: None,
             charge,
-            limit: None,
+            limit_body: None,
         }
     }
 
     /// Looks in the body for an announced wait. This happens before the completing chunk is
     /// forwarded: the agent may end its turn as soon as it has the response.
     fn scan_for_wait(&mut self, data: &[u8]) {
-        let Some(mut body) = self.limit.take() else {
+        let Some(mut body) = self.limit_body.take() else {
             return;
         };
         if body.len() + data.len() > RATE_LIMIT_BODY {
@@ -151,8 +155,8 @@ impl RequestRecord {
         }
         body.extend_from_slice(data);
         match announced_wait_in_body(&body) {
-            Some(wait) => self.gate.watch.record_announced_wait(wait, now()),
-            None => self.limit = Some(body),
+            Some(wait) => self.context.watch.record_announced_wait(wait, now()),
+            None => self.limit_body = Some(body),
         }
     }
 
@@ -179,10 +183,10 @@ impl Drop for RequestRecord {
             .take()
             .map_or(Tokens::default(), UsageReader::finish);
         self.charge.finish(tokens);
-        let lines = &self.gate.upstream.allow_lines;
+        let lines = &self.context.upstream.allow_lines;
         RouteAnswered {
-            slot: &self.gate.slot,
-            route: &self.gate.upstream.route.name,
+            slot: &self.context.slot,
+            route: &self.context.upstream.route.name,
             rule: lines.get(self.allow_index).map_or("", String::as_str),
             code: self.code,
             first_byte: self.first_byte,
@@ -215,7 +219,7 @@ pub(super) struct StreamingBody {
 
 impl StreamingBody {
     pub(super) fn new(from: Incoming, record: RequestRecord) -> Self {
-        let idle_time = record.gate.upstream.route.timeouts.idle;
+        let idle_time = record.context.upstream.route.timeouts.idle;
         Self {
             from,
             record,
@@ -265,8 +269,8 @@ impl StreamingBody {
             };
             if self.contains_key(&data) {
                 RouteRefused {
-                    slot: &self.record.gate.slot,
-                    route: &self.record.gate.upstream.route.name,
+                    slot: &self.record.context.slot,
+                    route: &self.record.context.upstream.route.name,
                     reason: RouteRefusal::KeyEcho,
                 }
                 .emit();
@@ -288,7 +292,7 @@ impl StreamingBody {
     /// Whether the key ends in this chunk. If a key was split across chunks, all but its last byte
     /// may already have been forwarded.
     fn contains_key(&mut self, data: &[u8]) -> bool {
-        let Some(secret) = self.record.gate.upstream.secret() else {
+        let Some(secret) = self.record.context.upstream.secret() else {
             return false;
         };
         let secret = secret.as_bytes();

@@ -309,7 +309,7 @@ async fn send_upstream(
         let wait = announced_wait(&head.headers, unix_now());
         gate.watch.record_limited(wait, now());
         if wait.is_none() {
-            record.limit = Some(Vec::new());
+            record.limit_body = Some(Vec::new());
         }
     } else if head.status.is_success() {
         gate.watch.record_success();

@@ -89,10 +89,10 @@ pub fn filter_request_headers(headers: &HeaderMap, route: &Route) -> HeaderMap {
     let mut passed = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers {
         let text = name.as_str();
-        let stays = is_not_for_upstream(text)
+        let is_dropped = is_not_for_upstream(text)
             || text == route.header
             || named.iter().any(|named| named == text);
-        if !stays {
+        if !is_dropped {
             passed.append(name.clone(), value.clone());
         }
     }

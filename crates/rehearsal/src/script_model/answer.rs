@@ -159,7 +159,7 @@ pub(super) enum Body {
 
 /// Builds the answer to a request. `body` is its JSON, `bytes` the length of that.
 pub(super) fn build_answer(
-    ask: &Endpoint,
+    endpoint: &Endpoint,
     body: &Value,
     bytes: usize,
     scripts: &Scripts,
@@ -179,7 +179,7 @@ pub(super) fn build_answer(
             "type": "model", "display_name": id, "created_at": "2025-01-01T00:00:00Z",
         })
     };
-    match ask {
+    match endpoint {
         Endpoint::MessageTokens => plain("tokens", json!({ "input_tokens": tokens(bytes) })),
         Endpoint::ContentTokens => plain("tokens", json!({ "totalTokens": tokens(bytes) })),
         Endpoint::Model(id) => plain("model", model(id)),
@@ -205,12 +205,17 @@ pub(super) fn build_answer(
                 json!({ "models": MODELS.iter().map(of).collect::<Vec<_>>() }),
             )
         }
-        _ => build_scripted_answer(ask, body, bytes, scripts),
+        _ => build_scripted_answer(endpoint, body, bytes, scripts),
     }
 }
 
-fn build_scripted_answer(ask: &Endpoint, body: &Value, bytes: usize, scripts: &Scripts) -> Answer {
-    let mut talk = ask.parse_body(body);
+fn build_scripted_answer(
+    endpoint: &Endpoint,
+    body: &Value,
+    bytes: usize,
+    scripts: &Scripts,
+) -> Answer {
+    let mut talk = endpoint.parse_body(body);
     talk.bytes = bytes;
     let standing = talk.script_position(scripts);
     let mut turn = script::next_turn(&standing.lines, standing.results, standing.last.as_deref());
@@ -245,13 +250,13 @@ fn build_scripted_answer(ask: &Endpoint, body: &Value, bytes: usize, scripts: &S
         failures: turn.failures,
         key: standing.key,
         hang: turn.hang,
-        body: render_body(ask, &talk, &reply),
+        body: render_body(endpoint, &talk, &reply),
         note,
     }
 }
 
-fn render_body(ask: &Endpoint, talk: &ModelRequest, reply: &Reply) -> Body {
-    match (ask, talk.stream) {
+fn render_body(endpoint: &Endpoint, talk: &ModelRequest, reply: &Reply) -> Body {
+    match (endpoint, talk.stream) {
         (Endpoint::Chat, true) => Body::Events(openai_chat::stream(reply, talk.wants_usage)),
         (Endpoint::Chat, false) => Body::Json(openai_chat::whole(reply)),
         (Endpoint::Responses, true) => Body::Events(openai_responses::stream(reply)),

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn ask(path: &str) -> Endpoint {
+fn endpoint(path: &str) -> Endpoint {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     Endpoint::from_request(true, path, query).expect(path)
 }
@@ -28,7 +28,7 @@ fn events_of(answer: Answer) -> Vec<Value> {
 
 fn answer_for(path: &str, body: &Value) -> Answer {
     build_answer(
-        &ask(path),
+        &endpoint(path),
         body,
         body.to_string().len(),
         &Scripts::default(),
@@ -58,7 +58,7 @@ fn a_path_is_known_below_any_base_address() {
             },
         ),
     ] {
-        assert_eq!(ask(path), expect, "{path}");
+        assert_eq!(endpoint(path), expect, "{path}");
     }
     let get = |path| Endpoint::from_request(false, path, "");
     assert_eq!(get("/v1/models"), Some(Endpoint::Models));

@@ -174,32 +174,36 @@ async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
     let query = head.uri.query().unwrap_or_default();
-    let refuse = |ask: &Endpoint, status: StatusCode, message: &str| {
+    let refuse = |endpoint: &Endpoint, status: StatusCode, message: &str| {
         server.log_request(&head.method, &path, status, message);
-        json_response(status, &ask.error(status.as_u16(), message))
+        json_response(status, &endpoint.error(status.as_u16(), message))
     };
     let is_post = head.method == Method::POST;
     if head.method == Method::HEAD {
         return StatusCode::OK.into_response();
     }
-    let Some(ask) = Endpoint::from_request(is_post, &path, query) else {
+    let Some(endpoint) = Endpoint::from_request(is_post, &path, query) else {
         return refuse(&Endpoint::Chat, StatusCode::NOT_FOUND, "no such endpoint");
     };
     if !server.has_key(&head.headers, query) {
-        return refuse(&ask, StatusCode::UNAUTHORIZED, "this is not the key");
+        return refuse(&endpoint, StatusCode::UNAUTHORIZED, "this is not the key");
     }
     let Ok(bytes) = to_bytes(body, BODY_BYTES).await else {
-        return refuse(&ask, StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
+        return refuse(
+            &endpoint,
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "the body is too large",
+        );
     };
     let body = if is_post {
         match serde_json::from_slice(&bytes) {
             Ok(body) => body,
-            Err(_) => return refuse(&ask, StatusCode::BAD_REQUEST, "the body is no JSON"),
+            Err(_) => return refuse(&endpoint, StatusCode::BAD_REQUEST, "the body is no JSON"),
         }
     } else {
         Value::Null
     };
-    let answer = answer::build_answer(&ask, &body, bytes.len(), &server.scripts);
+    let answer = answer::build_answer(&endpoint, &body, bytes.len(), &server.scripts);
     drop((body, bytes));
     tokio::time::sleep(answer.sleep).await;
     for sign in &answer.signals {
@@ -207,7 +211,7 @@ async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response
     }
     if let Some(failure) = server.next_failure(&answer) {
         let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::BAD_GATEWAY);
-        let mut response = refuse(&ask, status, "the script says so");
+        let mut response = refuse(&endpoint, status, "the script says so");
         if let Some(seconds) = failure.retry_after {
             let headers = response.headers_mut();
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -218,7 +222,7 @@ async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response
     match answer.body {
         _ if answer.hang => {
             tokio::time::sleep(LONGEST).await;
-            refuse(&ask, StatusCode::GATEWAY_TIMEOUT, "the script hung")
+            refuse(&endpoint, StatusCode::GATEWAY_TIMEOUT, "the script hung")
         }
         answer::Body::Json(value) => json_response(StatusCode::OK, &value),
         answer::Body::Events(events) => {

@@ -137,7 +137,7 @@ pub(super) async fn create(app: AppState, request: RequestContext) -> HandlerRes
         key,
         request: canonical.to_string(),
     });
-    let wish = CreateRequest {
+    let create_request = CreateRequest {
         goal: create.goal,
         files: create.files,
         role: create.role,
@@ -156,7 +156,7 @@ pub(super) async fn create(app: AppState, request: RequestContext) -> HandlerRes
         },
     };
     let place = |chat| format!("/api/v1/workspaces/{workspace}/chats/{chat}");
-    let (place, body) = match chats.create(workspace, wish, once).await? {
+    let (place, body) = match chats.create(workspace, create_request, once).await? {
         Created::Chat(chat, accepted) => {
             let place = place(&chat);
             let body = json!({

@@ -67,9 +67,9 @@ impl Inner {
     /// Returns the requested mode, and the request with the template's settings.
     pub(in crate::chat) fn apply_template(
         &self,
-        mut wish: CreateRequest,
+        mut create_request: CreateRequest,
     ) -> Result<(ChatMode, CreateRequest), ChatError> {
-        let work = &mut wish.work;
+        let work = &mut create_request.work;
         if let Some(name) = &work.template {
             let config = self.config.current();
             let found = TemplateName::new(name).ok();
@@ -86,7 +86,7 @@ impl Inner {
                     "there is no template {shown:?}; {there}"
                 )));
             };
-            if work.mode.is_some() || !work.roles.is_empty() || wish.role.is_some() {
+            if work.mode.is_some() || !work.roles.is_empty() || create_request.role.is_some() {
                 return Err(unprocessable(
                     "the template sets \"mode\", \"roles\" and \"role\": omit these",
                 ));
@@ -115,7 +115,7 @@ impl Inner {
                 ))
             })?,
         };
-        Ok((mode, wish))
+        Ok((mode, create_request))
     }
 
     /// Starts work on a plan; returns when all of it is durable.
@@ -123,31 +123,37 @@ impl Inner {
         self: &Arc<Self>,
         workspace: &str,
         mode: ChatMode,
-        wish: CreateRequest,
+        create_request: CreateRequest,
         once: Option<RunId>,
     ) -> Result<StartedWork, ChatError> {
         let config = self.config.current();
         let (name, registered) = directory::workspace(&config, workspace)?;
-        validate(&wish)?;
-        let (root, files) = (registered.path.clone(), wish.files.clone());
+        validate(&create_request)?;
+        let (root, files) = (registered.path.clone(), create_request.files.clone());
         let checked =
             tokio::task::spawn_blocking(move || directory::check_files(&root, &files)).await;
         checked.map_err(|error| ChatError::Unavailable(error.to_string()))??;
         let (session, run) = self.fleet.chat_ids()?;
         let run = once.unwrap_or(run);
-        let plan = match &wish.work.plan {
+        let plan = match &create_request.work.plan {
             Some(plan) => plan.strip_prefix('/').unwrap_or(plan).to_owned(),
             None => format!("chats/{session}/plan.md"),
         };
         let path = registered.path.join(&plan);
         let is_there = tokio::task::spawn_blocking(move || path.symlink_metadata().is_ok()).await;
         let is_there = is_there.unwrap_or(false);
-        let drafts = self.drafts(mode, &wish, is_there)?;
+        let drafts = self.drafts(mode, &create_request, is_there)?;
         for draft in &drafts {
             self.can_work(&name, &registered.path, draft).await?;
         }
-        let begun =
-            self.initial_writes(&name, mode, &wish, (session, run, plan), &drafts, is_there)?;
+        let begun = self.initial_writes(
+            &name,
+            mode,
+            &create_request,
+            (session, run, plan),
+            &drafts,
+            is_there,
+        )?;
         let (begun, writes, planner) = begun;
         self.fleet.commit_rows(writes).await?;
         if let Some(planner) = planner {
@@ -161,7 +167,7 @@ impl Inner {
     fn drafts(
         &self,
         mode: ChatMode,
-        wish: &CreateRequest,
+        create_request: &CreateRequest,
         is_there: bool,
     ) -> Result<Vec<MemberDraft>, ChatError> {
         let config = self.config.current();
@@ -169,7 +175,7 @@ impl Inner {
             let of = CreateRequest {
                 role: Some(name.to_owned()),
                 model: None,
-                ..wish.clone()
+                ..create_request.clone()
             };
             let (role, of) = directory::role(&config, &of)?;
             Ok::<_, ChatError>(MemberDraft {
@@ -178,7 +184,7 @@ impl Inner {
                 planner,
             })
         };
-        let roles = &wish.work.roles;
+        let roles = &create_request.work.roles;
         if roles.is_empty() || roles.len() > limits::PLAN_MEMBERS {
             let most = limits::PLAN_MEMBERS;
             return Err(unprocessable(format!(
@@ -191,7 +197,7 @@ impl Inner {
             let name = RoleName::new(name).ok();
             name.is_some_and(|name| config.roles.contains_key(&name))
         };
-        match &wish.work.planner {
+        match &create_request.work.planner {
             Some(name) => drafts.push(named(name, true)?),
             None if has_planner(PLANNER) => drafts.push(named(PLANNER, true)?),
             None if is_there => {}
@@ -250,19 +256,19 @@ impl Inner {
         &self,
         name: &WorkspaceName,
         mode: ChatMode,
-        wish: &CreateRequest,
+        create_request: &CreateRequest,
         (session, run, plan): (SessionId, RunId, String),
         drafts: &[MemberDraft],
         is_there: bool,
     ) -> Result<(StartedWork, Vec<Write>, Option<StoredChat>), ChatError> {
         let now = self.fleet.now_ms();
-        let work = &wish.work;
+        let work = &create_request.work;
         let workers: Vec<(&str, Option<&Role>)> = drafts
             .iter()
             .filter(|draft| !draft.planner)
             .map(|draft| (draft.role.as_str(), Some(&draft.role_config)))
             .collect();
-        let planning = prompts::planning(&wish.goal, &plan, &workers);
+        let planning = prompts::planning(&create_request.goal, &plan, &workers);
         let first = drafts.iter().find(|draft| !draft.planner);
         let first = first.ok_or_else(|| unprocessable("\"roles\" is empty"))?;
         let phase = first_phase(is_there, mode);
@@ -287,8 +293,8 @@ impl Inner {
             workspace: name.clone(),
             role: draft.role.clone(),
             model: draft.role_config.model.clone(),
-            goal: UntrustedText::from(wish.goal.as_str()),
-            files: wish.files.clone(),
+            goal: UntrustedText::from(create_request.goal.as_str()),
+            files: create_request.files.clone(),
             pool: draft.role_config.pool.clone(),
             mode: ChatMode::Chat,
             parent: None,
@@ -348,14 +354,14 @@ const fn first_phase(is_there: bool, mode: ChatMode) -> ChatPhase {
 const PLANNER: &str = "planner";
 
 /// Checks the parts of a request that depend on nothing else.
-fn validate(wish: &CreateRequest) -> Result<(), ChatError> {
-    let work = &wish.work;
-    if wish.goal.trim().is_empty() {
+fn validate(create_request: &CreateRequest) -> Result<(), ChatError> {
+    let work = &create_request.work;
+    if create_request.goal.trim().is_empty() {
         return Err(unprocessable(
             "\"goal\" is empty: describe what the chat is for",
         ));
     }
-    if wish.role.is_some() || wish.model.is_some() {
+    if create_request.role.is_some() || create_request.model.is_some() {
         return Err(unprocessable(
             "\"role\" and \"model\" are for chats with one agent: use \"roles\" here",
         ));
