@@ -164,6 +164,28 @@ impl DecidedRequest {
     }
 }
 
+/// Why no policy decides a request: the name of the rule that denies it, and the reason.
+fn rejection(
+    permission_request: &PermissionRequest,
+    requests: &OpenRequests,
+    at: DecisionContext<'_>,
+) -> Option<(&'static str, &'static str)> {
+    let id = &permission_request.key.id;
+    if requests.open.values().any(|open| open.id == *id) {
+        Some(("twice", "the same request id was used twice"))
+    } else if at.is_read_only {
+        let why = "the journal is read-only: nothing can be allowed";
+        Some(("journal", why))
+    } else if requests.open.len().saturating_sub(at.waiting) >= APPROVALS_PER_SESSION {
+        let why = "too many requests are open at the same time";
+        Some(("max_pending", why))
+    } else if at.is_too_long {
+        Some(("too_large", "the tool's name is too long"))
+    } else {
+        None
+    }
+}
+
 /// Decides a permission request by policy. Without an approver, "ask" becomes a deny.
 pub(crate) fn decide_request(
     pool: &PoolShared,
@@ -175,11 +197,6 @@ pub(crate) fn decide_request(
 ) -> DecidedRequest {
     let began = clock::now();
     let snapshot = PolicySnapshot::take(pool, work, at.mode.map(str::to_owned));
-    let crowded = requests.open.len().saturating_sub(at.waiting) >= APPROVALS_PER_SESSION;
-    let twice = requests
-        .open
-        .values()
-        .any(|open| open.id == permission_request.key.id);
     let announced =
         engine_tools::announced_call(pool, original.as_deref().unwrap_or(permission_request));
     // An announced engine tool call counts as requested when it arrives, not before.
@@ -216,19 +233,7 @@ pub(crate) fn decide_request(
             original,
         )
     };
-    let rejection = if twice {
-        Some(("twice", "the same request id was used twice"))
-    } else if at.is_read_only {
-        let why = "the journal is read-only: nothing can be allowed";
-        Some(("journal", why))
-    } else if crowded {
-        let why = "too many requests are open at the same time";
-        Some(("max_pending", why))
-    } else if at.is_too_long {
-        Some(("too_large", "the tool's name is too long"))
-    } else {
-        None
-    };
+    let rejection = rejection(permission_request, requests, at);
     let DecisionResult {
         judgement,
         moved,

@@ -222,7 +222,7 @@ impl SessionState {
             }
             ChannelEvent::Event(event) => self.handle_event(event),
             ChannelEvent::PermissionRequest(agent_request) => {
-                self.handle_permission_request(agent_request)
+                self.handle_permission_request(agent_request);
             }
             ChannelEvent::ClientRequest {
                 permission_request,
