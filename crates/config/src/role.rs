@@ -137,7 +137,7 @@ fn read_role(section: &Section<'_>, drafts: &[PoolDraft], names: &[String]) -> O
     let pool = pool?;
     let mut all = drafts.iter().map(|draft| &draft.pool);
     let Some(entry) = all.find(|entry| entry.name.as_str() == pool.value) else {
-        // A faulty role was reported already.
+        // A faulty pool was reported already.
         if !names.contains(&pool.value) {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let message = format!(
@@ -194,17 +194,13 @@ fn check_model(section: &Section<'_>, model: &Located<String>, pool: &Pool) {
 }
 
 /// Whether each session of a pool can have a model of its own: in its command, or by its protocol.
-/// Files of a new home have the pool's.
+/// A file of a new home that names a model names the pool's.
 fn accepts_session_model(pool: &Pool) -> bool {
-    let pieces = pool
+    let mut pieces = pool
         .command
         .iter()
         .flat_map(|word| command::split_placeholders(word));
-    let mut names = pieces.filter_map(|piece| match piece {
-        Piece::Placeholder(name, _) => Some(name == "model"),
-        Piece::Literal(_) => None,
-    });
-    if names.any(|is_model| is_model) {
+    if pieces.any(|piece| matches!(piece, Piece::Placeholder("model", _))) {
         return true;
     }
     let preset = presets::preset(&pool.agent).filter(|_| pool.is_preset);

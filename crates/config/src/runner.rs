@@ -22,7 +22,7 @@ const DIR_OF_HOME: &str = "session";
 /// How long marshal's Runner keeps running without a renewal of its lease by the Master.
 pub const LEASE: Duration = Duration::from_secs(60);
 
-/// The key's word.
+/// The JSON-schema pattern of `kind`.
 const KIND_PATTERN: &str = "^[a-z][a-z0-9_-]{0,31}$";
 
 /// How a tool is driven.
@@ -108,10 +108,10 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
         let help = r#"for example: marker = 'print("{head}" "{tail}")'"#;
         diagnostics.report(&kind.place, message, Some(help.to_owned()));
     }
-    let found = table
+    let runner_dir = table
         .get("dir")
         .and_then(|item| item.text_like(paths::PATTERN));
-    if let Some(found) = &found
+    if let Some(found) = &runner_dir
         && let Some(fault) = paths::path_error(&found.value)
     {
         diagnostics.report(&found.place, fault, None);
@@ -149,7 +149,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
         marker: marker.map(|found| found.value),
         unit: unit.map(|found| found.value),
         init: init.map(|found| found.value),
-        dir: found.map(|found| paths::absolute(dir, &found.value)),
+        dir: runner_dir.map(|found| paths::absolute(dir, &found.value)),
         timeout: value(timeout, usual.timeout),
         cancel: cancel.unwrap_or(usual.cancel),
         lease: lease.map(|found| found.value),
@@ -168,17 +168,17 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, discovered_d
             .get(key)
             .map_or_else(|| section.place.clone(), |item| item.place)
     };
-    let speaks = pool.dialect == DialectName::Skillpilot;
-    if pool.launcher == Launcher::Pty && !speaks {
+    let is_skillpilot = pool.dialect == DialectName::Skillpilot;
+    if pool.launcher == Launcher::Pty && !is_skillpilot {
         let message = "launcher = \"pty\" needs dialect = \"skillpilot\": a tool at a terminal speaks no protocol of its own";
         let help = Some("set dialect = \"skillpilot\"".to_owned());
         diagnostics.report(&place("launcher"), message, help);
     }
-    if !speaks && section.get("runner").is_some() {
+    if !is_skillpilot && section.get("runner").is_some() {
         let message = "the table runner is for dialect = \"skillpilot\"";
         diagnostics.report(&place("runner"), message, None);
     }
-    if !speaks {
+    if !is_skillpilot {
         return;
     }
     if pool.runner.dir.is_some() && pool.launcher != Launcher::Pty {
@@ -252,7 +252,7 @@ pub(super) fn check_separate_directories<'w>(
     workspaces: impl Iterator<Item = &'w RegisteredWorkspace>,
 ) {
     let registered: Vec<&Path> = workspaces.map(|entry| &*entry.path).collect();
-    let meet = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
+    let overlap = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
     for (at, draft) in drafts.iter().enumerate() {
         let Some((dir, _)) = draft.pool.runner_dir() else {
             continue;
@@ -260,15 +260,15 @@ pub(super) fn check_separate_directories<'w>(
         let others = drafts.iter().enumerate().filter(|(other, _)| *other != at);
         let written = others.flat_map(|(other, draft)| {
             // Of two Runners the fault is reported at the later one.
-            let is_told = move |(dir, _): &(&Path, _)| {
+            let is_reported_here = move |(dir, _): &(&Path, _)| {
                 other < at || draft.pool.runner_dir().is_none_or(|(own, _)| own != *dir)
             };
-            writable_dirs(&draft.pool).filter(is_told)
+            writable_dirs(&draft.pool).filter(is_reported_here)
         });
         let written = written.map(|(other, _)| other);
         let Some(other) = written
             .chain(registered.iter().copied())
-            .find(|other| meet(dir, other))
+            .find(|other| overlap(dir, other))
         else {
             continue;
         };

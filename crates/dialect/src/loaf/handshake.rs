@@ -24,7 +24,7 @@ const SELECT: &str = "model.select";
 /// The maximum length of a version in bytes.
 const VERSION_BYTES: usize = 40;
 
-/// Whether a version has our major number.
+/// Whether a version has the major number 1.
 fn is_supported_version(version: &str) -> bool {
     let mut numbers = version.split('.');
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
@@ -38,7 +38,7 @@ impl Loaf {
         });
     }
 
-    /// The version gate. Only a version of our major number passes, before anything else is
+    /// The version gate. Only a version with the major number 1 passes, before anything else is
     /// written. An agent of a later minor version rejects ours because the handshake is strict. So
     /// the handshake is repeated once, with its version.
     pub(super) fn on_handshake_reply(

@@ -27,10 +27,10 @@ pub(super) async fn mount_caches(
     if pool.config.caches.is_empty() || !pool.config.launcher.has_built_in_sandbox() {
         return Ok(());
     }
-    let (fleet, of_pool, session) = (Arc::clone(shared), Arc::clone(pool), session.clone());
+    let (fleet, pool, session) = (Arc::clone(shared), Arc::clone(pool), session.clone());
     let mounts = blocking(&shared.ambient, move || {
         let mut mounts = CacheMounts::default();
-        for (&cache, named) in &of_pool.config.caches {
+        for (&cache, named) in &pool.config.caches {
             let dir = named
                 .clone()
                 .or_else(|| default_cache_dir(cache, &fleet.environment));
@@ -84,7 +84,8 @@ impl CacheMounts {
     ) -> Result<(), PrepareError> {
         let parts = cache.shared_subdirs();
         let prepared = cache::prepare(&shared.state, session, cache.as_str(), parts, owner);
-        let prepared = prepared.map_err(|error| bad(cache, shared.state.homes().path(), &error))?;
+        let prepared =
+            prepared.map_err(|error| cache_error(cache, shared.state.homes().path(), &error))?;
         let inside = cache.sandbox_dir();
         if let Some(around) = prepared.parts_dir {
             let own = host_tree(&around, true)?;
@@ -98,7 +99,7 @@ impl CacheMounts {
             let upper = upper_dir(&layer);
             let lower = dir.map(|dir| dir.join(part)).filter(|dir| is_there(dir));
             if let Some(lower) = lower {
-                let lower = lower_of(shared, cache, &lower)?;
+                let lower = open_lower_dir(shared, cache, &lower)?;
                 let owner = host_tree(&layer, true)?.owner;
                 let layered = (lower, (layer, owner), target);
                 self.beside.layered.push(layered);
@@ -120,19 +121,19 @@ fn is_there(dir: &Path) -> bool {
 }
 
 /// A directory of the host, mounted read-only.
-fn lower_of(shared: &Shared, cache: Cache, dir: &Path) -> Result<Tree, PrepareError> {
-    let error_at = |error: &dyn std::fmt::Display| bad(cache, dir, error);
+fn open_lower_dir(shared: &Shared, cache: Cache, dir: &Path) -> Result<Tree, PrepareError> {
+    let error_at = |error: &dyn std::fmt::Display| cache_error(cache, dir, error);
     let real = dir.canonicalize().map_err(|error| error_at(&error))?;
     // The agent must not read the homes and copies of other sessions through a cache.
-    let apart = shared.state.check_workspace(&real);
-    apart.map_err(|error| error_at(&error))?;
+    let checked = shared.state.check_workspace(&real);
+    checked.map_err(|error| error_at(&error))?;
     host_tree(&real, false).map_err(|error| match error {
         PrepareError::Workspace { source, .. } => error_at(&source),
         other => other,
     })
 }
 
-fn bad(cache: Cache, path: &Path, error: &dyn std::fmt::Display) -> PrepareError {
+fn cache_error(cache: Cache, path: &Path, error: &dyn std::fmt::Display) -> PrepareError {
     PrepareError::Cache {
         cache,
         path: path.to_owned(),
