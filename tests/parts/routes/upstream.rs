@@ -207,18 +207,55 @@ fn an_upstream_that_sends_the_key_back_is_cut_off() {
         std::thread::sleep(Duration::from_millis(100));
         let _ = to.write_all(format!("{:x}\r\n{end}\r\n0\r\n\r\n", end.len()).as_bytes());
     });
+    // One byte at a time, as it is and escaped: nothing of it is forwarded.
+    let escaped: String = KEY.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let in_pieces = |text: String| {
+        Provider::start(move |_, _, to| {
+            let _ = to.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+            for byte in text.bytes() {
+                let _ = to.write_all(&[b"1\r\n", &[byte][..], b"\r\n"].concat());
+                let _ = to.flush();
+            }
+            let _ = to.write_all(b"0\r\n\r\n");
+        })
+    };
     for provider in [
         provider,
         answering(whole("200 OK", "", &format!("key {KEY}!"))),
+        in_pieces(format!("key {KEY}!")),
+        in_pieces(format!("key {escaped}!")),
     ] {
         let bench = Bench::new("echo", "", provider);
         let reply = bench.post("/v1/messages", "", BODY);
-        assert!(!reply.body.contains(KEY) && !reply.is_whole, "{reply:?}");
+        assert!(!reply.is_whole, "{reply:?}");
+        assert!(
+            ["", "key ", "you sent "].contains(&reply.body.as_str()),
+            "{reply:?}"
+        );
         eventually("it is counted", || {
             bench.metric("marshal_route_refused_total", "reason=\"key_echo\"") > 0.5
         });
     }
     assert!(!logs().contains(KEY));
+}
+
+#[test]
+fn an_encoded_response_that_cannot_be_searched_is_refused() {
+    let answer = |encoding: &str| {
+        answering(whole(
+            "200 OK",
+            &format!("content-encoding: {encoding}\r\n"),
+            "{}",
+        ))
+    };
+    let reply = Bench::new("encoded", "", answer("gzip")).post("/v1/messages", "", BODY);
+    assert_eq!(reply.status, 502, "{reply:?}");
+    assert!(
+        reply.body.contains("cannot be searched for the key"),
+        "{reply:?}"
+    );
+    let reply = Bench::new("encoded", "", answer("identity")).post("/v1/messages", "", BODY);
+    assert_eq!(reply.status, 200, "{reply:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Bodies: complete request bodies, and response bodies that are streamed.
 //!
-//! Response chunks are forwarded as they arrive. Each is also scanned for token usage and for the
-//! key: a response that contains the key is cut off.
+//! Response chunks are forwarded as they arrive, except for an end that may be the beginning of the
+//! key. Each is also scanned for token usage and for the key: a response that contains it is cut off.
 
 use std::io;
 use std::pin::Pin;
@@ -11,12 +11,11 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
-use memchr::memmem;
 use tokio::time::Sleep;
 
 use super::connection::RouteContext;
 use super::usage_meter::MeteredRequest;
-use crate::route::{Tokens, UsageReader, announced_wait_in_body};
+use crate::route::{KeyGuard, Tokens, UsageReader, announced_wait_in_body};
 use marshal_model::limits::RATE_LIMIT_BODY;
 use marshal_telemetry::event::route::{RouteAnswered, RouteRefused};
 use marshal_telemetry::labels::{RouteCode, RouteRefusal, RouteTokens};
@@ -100,7 +99,7 @@ impl Body for ResponseBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Full(body) => body.is_end_stream(),
-            Self::Streaming(body) => body.from.is_end_stream(),
+            Self::Streaming(body) => body.from.is_end_stream() && !body.key_guard.holds_back(),
         }
     }
 
@@ -211,8 +210,7 @@ pub(super) struct StreamingBody {
     /// Ends the body when no chunk arrives in time.
     idle: Pin<Box<Sleep>>,
     idle_time: Duration,
-    /// The end of the previous chunk, where the key might have begun.
-    tail: Vec<u8>,
+    key_guard: KeyGuard,
     /// The upstream's connection failed; the next poll reports it.
     has_failed: bool,
 }
@@ -220,12 +218,13 @@ pub(super) struct StreamingBody {
 impl StreamingBody {
     pub(super) fn new(from: Incoming, record: RequestRecord) -> Self {
         let idle_time = record.context.upstream.route.timeouts.idle;
+        let key_guard = KeyGuard::new(record.context.upstream.key_forms.clone());
         Self {
             from,
             record,
             idle: Box::pin(tokio::time::sleep(idle_time)),
             idle_time,
-            tail: Vec::new(),
+            key_guard,
             has_failed: false,
         }
     }
@@ -250,7 +249,8 @@ impl StreamingBody {
             let data = match frame {
                 None => {
                     self.record.charge.mark_complete();
-                    return Poll::Ready(None);
+                    let rest = self.key_guard.finish();
+                    return Poll::Ready((!rest.is_empty()).then(|| Ok(Frame::data(rest))));
                 }
                 Some(Err(_)) => {
                     self.record.charge.mark_cut_by_upstream();
@@ -267,7 +267,12 @@ impl StreamingBody {
                     Err(_) => continue,
                 },
             };
-            if self.contains_key(&data) {
+            self.record.scan_for_wait(&data);
+            self.record.charge.record_piece(data.len());
+            if let Some(usage) = &mut self.record.usage {
+                usage.feed(&data);
+            }
+            let Ok(clear) = self.key_guard.pass(data) else {
                 RouteRefused {
                     slot: &self.record.context.slot,
                     route: &self.record.context.upstream.route.name,
@@ -275,41 +280,15 @@ impl StreamingBody {
                 }
                 .emit();
                 return failed("the upstream's response contained the key");
-            }
-            self.record.scan_for_wait(&data);
-            self.record.charge.record_piece(data.len());
+            };
             if self.from.is_end_stream() {
                 // Nobody may poll for the end of the stream, so mark it here.
                 self.record.charge.mark_complete();
             }
-            if let Some(usage) = &mut self.record.usage {
-                usage.feed(&data);
+            if !clear.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(clear))));
             }
-            return Poll::Ready(Some(Ok(Frame::data(data))));
         }
-    }
-
-    /// Whether the key ends in this chunk. If a key was split across chunks, all but its last byte
-    /// may already have been forwarded.
-    fn contains_key(&mut self, data: &[u8]) -> bool {
-        let Some(secret) = self.record.context.upstream.secret() else {
-            return false;
-        };
-        let secret = secret.as_bytes();
-        let reach = secret.len() - 1;
-        let begin = data.get(..reach.min(data.len())).unwrap_or_default();
-        let mut seam = std::mem::take(&mut self.tail);
-        seam.extend_from_slice(begin);
-        let contains =
-            memmem::find(&seam, secret).is_some() || memmem::find(data, secret).is_some();
-        if data.len() >= reach {
-            seam.clear();
-            seam.extend_from_slice(data.get(data.len() - reach..).unwrap_or_default());
-        } else {
-            seam.drain(..seam.len().saturating_sub(reach));
-        }
-        self.tail = seam;
-        contains
     }
 }
 

@@ -302,7 +302,11 @@ async fn send_upstream(
             .get(name)
             .and_then(|value: &HeaderValue| value.to_str().ok())
     };
-    let is_encoded = head.headers.contains_key(header::CONTENT_ENCODING);
+    let is_encoded = head
+        .headers
+        .get_all(header::CONTENT_ENCODING)
+        .iter()
+        .any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
     let usage = UsageReader::new(text(header::CONTENT_TYPE), is_encoded);
     record.record_response_head(status, usage);
     if is_limited(status) {
@@ -328,10 +332,15 @@ async fn send_upstream(
         );
         return Err(upstream_failure(gate, 502, what));
     }
-    let secret = gate.upstream.secret().map(str::as_bytes);
-    let has_key = |value: &HeaderValue| {
-        secret.is_some_and(|secret| memchr::memmem::find(value.as_bytes(), secret).is_some())
-    };
+    let forms = gate.upstream.key_forms.as_ref();
+    if is_encoded && forms.is_some() {
+        let what = format!(
+            "the upstream of the route {} encoded its response although it was asked not to, so it cannot be searched for the key",
+            route.name
+        );
+        return Err(upstream_failure(gate, 502, what));
+    }
+    let has_key = |value: &HeaderValue| forms.is_some_and(|forms| forms.is_in(value.as_bytes()));
     let mut response = Response::new(ResponseBody::Streaming(Box::new(StreamingBody::new(
         from, record,
     ))));

@@ -1,6 +1,7 @@
 //! One route's upstream: an HTTP client with a few idle connections, TLS except to this host, and
 //! the key.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::header::{HeaderName, HeaderValue, InvalidHeaderName, InvalidHeaderValue};
@@ -11,7 +12,8 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::bodies::RequestBody;
 use super::tls::{TlsError, client_config};
-use marshal_config::Route;
+use crate::route::KeyForms;
+use marshal_config::{Route, Secret};
 use marshal_model::limits::{ROUTE_IDLE_TIME, ROUTE_IDLE_UPSTREAM};
 
 /// Why a route cannot be served. No message contains the key.
@@ -42,6 +44,9 @@ pub struct Upstream {
     pub(super) client: Client<HttpsConnector<HttpConnector>, RequestBody>,
     /// The header that carries the key.
     pub(super) key: Option<(HeaderName, HeaderValue)>,
+    /// The forms of the key, to search responses for it; `None` for one so short that it would match
+    /// by chance.
+    pub(super) key_forms: Option<Arc<KeyForms>>,
     /// The lines of the allow list, as text.
     pub(super) allow_lines: Vec<String>,
 }
@@ -72,6 +77,10 @@ impl Upstream {
                 Some((header, value))
             }
         };
+        let secret = route.secret.as_ref().and_then(Secret::expose);
+        let key_forms = secret
+            .filter(|secret| secret.len() >= SHORTEST_KEY)
+            .map(|secret| Arc::new(KeyForms::new(secret.as_bytes())));
         let tls = client_config(route.ca.as_ref()).map_err(|error| match error {
             TlsError::Authorities(path) => UpstreamError::Authorities {
                 route: name(),
@@ -95,16 +104,10 @@ impl Upstream {
         Ok(Self {
             client,
             key,
+            key_forms,
             allow_lines: route.allow.iter().map(ToString::to_string).collect(),
             route: route.clone(),
         })
-    }
-
-    /// The key, to search responses for it; `None` for one so short that it would match by chance.
-    pub(super) fn secret(&self) -> Option<&str> {
-        const SHORT: usize = 8;
-        let secret = self.route.secret.as_ref()?.expose()?;
-        (secret.len() >= SHORT).then_some(secret)
     }
 
     /// The URL of a request.
@@ -112,6 +115,9 @@ impl Upstream {
         format!("{}{target}", self.route.upstream)
     }
 }
+
+/// The length of the shortest key that responses are searched for, in bytes.
+const SHORTEST_KEY: usize = 8;
 
 /// Interval of TCP keep-alive probes on idle connections.
 const KEEPALIVE: Duration = Duration::from_secs(30);

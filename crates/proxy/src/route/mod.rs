@@ -9,6 +9,7 @@ mod answer;
 mod body;
 mod head;
 mod headers;
+mod key_guard;
 mod model_request;
 mod refusal;
 mod usage;
@@ -19,6 +20,7 @@ pub use answer::{
 pub use body::inspect_body;
 pub use head::{AllowedRequest, check_head, match_allow_list};
 pub use headers::{filter_request_headers, is_credential};
+pub use key_guard::{KeyForms, KeyFound, KeyGuard};
 pub use model_request::{ModelRequest, is_free};
 pub use refusal::Refusal;
 pub use usage::{Tokens, UsageReader};
