@@ -85,6 +85,20 @@ fn read(config: &Config, seen: &SeenFiles) -> Result<Policies, Box<ConfigErrors>
                 Some(help.to_owned()),
             ));
         }
+        let facts = config.sandbox_facts(pool);
+        let required = loaded.policy.required_sandbox().iter();
+        for missing in required.filter(|fact| !facts.has(**fact)) {
+            let help = "use a sandbox of this host with mode = \"copy\", \"overlay\" or \"worktree\", and the network \"none\" or \"routes\" without server_tools; or another policy";
+            faults.push((
+                format!("pool.{}.policy", pool.name),
+                format!(
+                    "policy {:?} is only for a sandbox with {missing}, and {}",
+                    pool.policy,
+                    missing.describe_missing()
+                ),
+                Some(help.to_owned()),
+            ));
+        }
         for layer in &config.policy_uses.layers {
             let names = (pool.policy.clone(), layer.clone());
             if all.layered.contains_key(&names) || failed.contains(layer.as_str()) {

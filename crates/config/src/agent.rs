@@ -88,7 +88,7 @@ pub(super) fn read(
         set_mode = check_placeholder_used(pool, &words, &place, "mode", mode.as_ref(), speaks);
     }
     let script = command::is_script_agent(&words);
-    // The table's capabilities are unknown until its file is read.
+    // What a custom dialect can do is unknown until its definition file is read.
     let inferred = match speaks.can_request_permission() {
         false => PermissionCoverage::Never,
         true if script && custom.is_none() => PermissionCoverage::All,
@@ -297,7 +297,7 @@ fn plain_value(value: &DeValue<'_>) -> toml::Value {
     use toml::Value;
     match value {
         DeValue::String(text) => Value::String(text.to_string()),
-        // An unknown value keeps its text, which no reader of an extractor accepts.
+        // A number that does not fit becomes a string, so that the extractor's reader rejects it.
         DeValue::Integer(integer) => i64::from_str_radix(integer.as_str(), integer.radix())
             .map_or_else(|_| Value::String(integer.to_string()), Value::Integer),
         DeValue::Float(float) => float

@@ -190,10 +190,12 @@ fn read(name: &str, item: &Entry<'_>, dir: &Path, drafts: &[PoolDraft]) -> Optio
     ] {
         let is_wrong = has_url != has_command && has_url != is_of_url;
         if let Some(item) = section.get(key).filter(|_| is_wrong) {
-            let message = if is_of_url {
-                "the key is for a hook with a url"
-            } else {
-                "the key is for a hook with a command; a url has 5 seconds"
+            let message = match key {
+                _ if is_of_url => "the key is for a hook with a url",
+                "timeout" => {
+                    "the key is for a hook with a command; a message to a url has a fixed timeout of 5 seconds"
+                }
+                _ => "the key is for a hook with a command",
             };
             item.report(message, None);
         }

@@ -43,6 +43,7 @@ mod route;
 mod route_table;
 mod runner;
 mod sandbox;
+mod sandbox_facts;
 mod sandbox_limits;
 mod schema;
 mod show;

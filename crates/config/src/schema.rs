@@ -19,7 +19,7 @@ const DOCUMENT: &str = concat!(
     include_str!("../docs/dialects.md")
 );
 
-/// Rules between keys: the table, and what is said of it beside its keys.
+/// Constraints of a table or list beyond its keys' types: required keys, alternatives, sizes.
 fn key_rules(key: &str) -> Value {
     match key {
         "" | "role.NAME" => json!({"required": ["pool"]}),
@@ -73,7 +73,7 @@ pub fn dialect_schema() -> String {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "The definition of a custom dialect",
         "description": "What the messages of an agent mean and what it is told. Templates are JSON \
-            objects in strings; paths are names of members with dots and places in brackets.",
+            objects in strings; paths are member names joined by dots, with array indexes in brackets.",
         "required": ["prompt", "on"],
     });
     add(&mut root, head);
@@ -208,7 +208,7 @@ const DURATION_DIGITS: usize = 10;
 /// Digits of the largest size in bytes, 1T.
 const SIZE_DIGITS: usize = 13;
 
-/// A number, of which something is left or not, and a unit.
+/// The regular expression for a number and a unit; `may_be_zero` says whether zero matches.
 fn unit_pattern(units: &[&str], may_be_zero: bool, digits: usize) -> String {
     let digits = if may_be_zero {
         format!("[0-9]{{1,{digits}}}")

@@ -500,13 +500,59 @@ impl WorkspaceMode {
     }
 }
 
-/// The default mask: the names of secrets that the built-in policies deny to every tool.
-/// Certificates of authorities are public, and programs need them.
-pub const DEFAULT_MASK: [&str; 5] = [
+/// The default mask: the names of secrets that the built-in policies deny to every tool
+/// (`builtin:secrets`). Examples of settings hold no secret, and certificates of authorities are
+/// public.
+pub const DEFAULT_MASK: [&str; 50] = [
     "**/.env",
+    "**/.env.*",
     "**/*.pem",
+    "**/*.key",
+    "**/*.p12",
+    "**/*.pfx",
+    "**/*.jks",
+    "**/*.keystore",
+    "**/*.kdbx",
+    "**/*.ppk",
     "**/id_rsa*",
+    "**/id_dsa*",
+    "**/id_ecdsa*",
     "**/id_ed25519*",
+    "**/.netrc",
+    "**/_netrc",
+    "**/.pypirc",
+    "**/.git-credentials",
+    "**/.htpasswd",
+    "**/.pgpass",
+    "**/.my.cnf",
+    "**/.s3cfg",
+    "**/.boto",
+    "**/.dockercfg",
+    "**/.vault-token",
+    "**/.docker/config.json",
+    "**/kubeconfig",
+    "**/*.kubeconfig",
+    "**/.kube/config",
+    "**/*.tfstate",
+    "**/*.tfstate.backup",
+    "**/.terraformrc",
+    "**/credentials.tfrc.json",
+    "**/.aws/credentials",
+    "**/.cargo/credentials",
+    "**/.cargo/credentials.toml",
+    "**/.gem/credentials",
+    "**/credentials.json",
+    "**/client_secret*.json",
+    "**/service-account*.json",
+    "**/service_account*.json",
+    "**/*-service-account.json",
+    "**/application_default_credentials.json",
+    "!**/.env.example",
+    "!**/.env.*.example",
+    "!**/.env.sample",
+    "!**/.env.template",
+    "!**/.env.dist",
+    "!**/.env.defaults",
     "!**/cacert.pem",
 ];
 

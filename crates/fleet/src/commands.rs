@@ -11,8 +11,8 @@
 //! durable.
 //!
 //! If an agent says that a command makes it exit, the stop ladder stops it; that is no crash. If
-//! the agent asks for fewer permissions after a command, the child is ended at once
-//! (`dialect/mode_guard.rs`). `DialectName::has_commands` lists the protocols that have commands.
+//! the agent switches to a mode in which it requests permission for less than before, the child is
+//! ended at once (`dialect/mode_guard.rs`); a command can cause this. `DialectName::has_commands` lists the protocols that have commands.
 //! Tests: `tests/drills/fleet/agent_commands.rs`.
 
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use super::delegate::Delegate;
 use super::fleet_event::SlotView;
 use super::setup::{PoolShared, Setup};
 use super::slot_history::SlotHistory;
-use marshal_config::{Config, Pool};
+use marshal_config::{Config, Degradable, Pool};
 use marshal_model::{PoolPhase, SlotId, SlotState};
 use marshal_proxy::model_proxy::Upstream;
 use marshal_telemetry::PoolMeters;
@@ -26,6 +26,11 @@ pub(super) fn build_pools(
     for (place, config) in setup.config.pools.iter().enumerate() {
         let pool = || config.name.clone();
         let sandbox = setup.config.sandboxes.get(&config.sandbox);
+        let mut sandbox_facts = setup.config.sandbox_facts(config);
+        sandbox_facts.has_no_gaps &= sandbox.is_some_and(|profile| {
+            let missing = &profile.requirements.missing;
+            !missing.contains(&Degradable::Landlock)
+        });
         let extractor = setup.extractors.get(config.name.as_str());
         let shared = PoolShared {
             policy: PoolPolicy::new(in_force, place),
@@ -33,6 +38,7 @@ pub(super) fn build_pools(
                 pool: pool(),
                 profile: config.sandbox.clone(),
             })?,
+            sandbox_facts,
             extractor: extractor
                 .cloned()
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,

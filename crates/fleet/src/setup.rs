@@ -36,7 +36,8 @@ use marshal_journal::Journal;
 use marshal_launch::{Engine, Host};
 use marshal_model::limits::{BROADCAST_EVENTS, CONCURRENT_COPIES, CONCURRENT_SPAWNS, POOL_QUEUE};
 use marshal_model::{
-    PermissionRequestId, PoolName, PoolPhase, RunId, SandboxGap, SessionId, SlotId, TaskSpec,
+    PermissionRequestId, PoolName, PoolPhase, RunId, SandboxFacts, SandboxGap, SessionId, SlotId,
+    TaskSpec,
 };
 use marshal_policy::Mask;
 use marshal_policy::extract::Extractor;
@@ -196,6 +197,8 @@ impl Shared {
 pub(crate) struct PoolShared {
     pub(crate) config: PoolConfig,
     pub(crate) sandbox: Sandbox,
+    /// What a policy can rely on in its sandbox on this host.
+    pub(crate) sandbox_facts: SandboxFacts,
     /// The policy that evaluates its requests; a reload changes it.
     pub(crate) policy: PoolPolicy,
     pub(crate) extractor: Arc<Extractor>,

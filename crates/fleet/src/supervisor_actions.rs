@@ -13,7 +13,7 @@ use marshal_journal::Write;
 use marshal_model::{
     AgentClaims, ENGINE_SERVER, Event, EventId, PoolName, SessionId, StampedEvent, UntrustedText,
 };
-use marshal_policy::{FsContext, OpaqueFs, PolicyDecision, Request};
+use marshal_policy::{EvaluationContext, FsContext, OpaqueFs, PolicyDecision, Request};
 
 impl FleetHandle {
     /// Appends events of the supervisor to a session without an agent, in one commit with
@@ -74,7 +74,12 @@ impl FleetHandle {
         };
         let version = entry.shared.policy.current();
         let policy = &version.base.policy;
-        let decision = policy.decide(&request, &AgentClaims::default(), &at);
+        let context = EvaluationContext {
+            pool: Some(pool.as_str()),
+            sandbox: entry.shared.sandbox_facts,
+            ..EvaluationContext::default()
+        };
+        let decision = policy.decide_in_context(&request, &AgentClaims::default(), &at, &context);
         Some((policy.name().to_owned(), decision))
     }
 }

@@ -18,6 +18,7 @@ pub mod notification;
 pub mod permission;
 pub mod role;
 pub mod sandbox;
+mod sandbox_facts;
 pub mod slot;
 pub mod task;
 pub mod tool;
@@ -51,6 +52,7 @@ pub use permission::{
 };
 pub use role::Role;
 pub use sandbox::{LimitBackend, ResourceLimits, SandboxGap};
+pub use sandbox_facts::{SandboxFact, SandboxFacts};
 pub use slot::{PoolPhase, SlotState};
 pub use task::{
     PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON, TaskOutcome, TaskRef, TaskSpec, TurnOutcome,

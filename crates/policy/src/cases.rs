@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::evaluation_context::{EvaluationContext, TimeOfDay};
 use super::request::{PolicyDecision, ReadTarget, Request};
 use marshal_model::untrusted::escape_for_display;
-use marshal_model::{Decision, UntrustedText};
+use marshal_model::{Decision, SandboxFacts, UntrustedText};
 
 pub use fixture::{DIRECTORIES, FILES, FixtureFs, HOME, LINKS, WORKSPACE};
 
@@ -110,6 +110,8 @@ impl Case {
             agent: self.agent.as_deref(),
             mode: self.mode.as_deref(),
             time_of_day: self.at,
+            // A case is about the rules: what a sandbox without gaps changes in them.
+            sandbox: SandboxFacts::CONFINED,
             rule_uses: None,
         }
     }

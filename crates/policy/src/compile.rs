@@ -11,7 +11,7 @@ use super::request::ToolClass;
 use super::rule::{Area, Rule};
 use super::strict;
 use super::url::{HostPattern, UrlPattern};
-use marshal_model::Decision;
+use marshal_model::{Decision, SandboxFact};
 
 mod conditions;
 
@@ -34,6 +34,10 @@ pub(super) fn compile_rule(
     mut text: RuleText,
     sets: &mut SetLookup<'_>,
 ) -> Result<(Rule, Vec<ToolClass>), String> {
+    let is_any_command = text.any_command;
+    if text.program.as_ref().is_some_and(|place| place != "inside") {
+        return Err("`program` can only be `inside`".to_owned());
+    }
     let named = !text.id.is_empty()
         && text
             .id
@@ -51,6 +55,17 @@ pub(super) fn compile_rule(
     let tools = parse_tool_classes(&text.tool)?;
     let when = ContextConditions::from_rule(&text, decision)?.map(Box::new);
     conditions::check(&text, &tools, decision)?;
+    if is_any_command
+        && !when
+            .as_ref()
+            .is_some_and(|when| when.requires_confinement())
+    {
+        let all: Vec<_> = SandboxFact::ALL.iter().map(|fact| fact.as_str()).collect();
+        return Err(format!(
+            "`any_command` needs `sandbox` with every fact: `{}`",
+            all.join("`, `")
+        ));
+    }
     let permits = decision == Decision::Allow;
     let (whole, except) = match decision {
         Decision::Allow => (Role::Permit, Role::Forbid),
@@ -116,6 +131,9 @@ pub(super) fn compile_rule(
             name: globs("name", text.name)?,
             args,
         },
+        is_any_command,
+        is_own_program: text.program.is_some(),
+        needs_harmless_script: text.harmless_script,
         when,
         is_dry_run: false,
         #[cfg(any(test, feature = "test-rules"))]

@@ -26,6 +26,8 @@ pub(super) struct Document {
     pub ask_as: Option<String>,
     pub enforce: Option<bool>,
     #[serde(default)]
+    pub requires_sandbox: Vec<String>,
+    #[serde(default)]
     pub limits: LimitsText,
     #[serde(default)]
     pub paths: BTreeMap<String, Vec<String>>,
@@ -71,6 +73,7 @@ pub(super) struct RedirectText {
     pub write_inside: Option<String>,
     pub write_outside: Option<String>,
     pub write_protected: Option<String>,
+    pub write_secret: Option<String>,
 }
 
 /// `[approval]`.
@@ -133,6 +136,12 @@ pub(super) struct RuleText {
     pub modes: Option<OneOrMore>,
     pub hours: Option<OneOrMore>,
     pub zone: Option<String>,
+    pub sandbox: Option<OneOrMore>,
+    #[serde(default)]
+    pub any_command: bool,
+    pub program: Option<String>,
+    #[serde(default)]
+    pub harmless_script: bool,
     pub max_per_turn: Option<u32>,
     #[cfg(any(test, feature = "test-rules"))]
     pub fault: Option<super::fault::InjectedFault>,

@@ -131,6 +131,9 @@ pub(super) fn evaluate_with(
     now: ActiveRules<'_>,
     more: Vec<Hit>,
 ) -> PolicyDecision {
+    if let Some(refused) = missing_sandbox(policy, &now) {
+        return refused;
+    }
     let walker = Walker::with_active_rules(*at, now);
     let mut outcome = match evaluate_request(policy, request, &walker) {
         Ok(outcome) => outcome,
@@ -151,6 +154,21 @@ pub(super) fn evaluate_with(
     conclude(policy, outcome)
 }
 
+/// The denial of a policy whose sandbox is not what it requires.
+fn missing_sandbox(policy: &Policy, now: &ActiveRules<'_>) -> Option<PolicyDecision> {
+    let sandbox = now.sandbox()?;
+    let missing = policy
+        .required_sandbox
+        .iter()
+        .find(|fact| !sandbox.has(**fact))?;
+    let reason = format!(
+        "the policy {} is only for a sandbox with `{missing}`, and {}",
+        policy.name,
+        missing.describe_missing()
+    );
+    Some(error_decision("requires_sandbox", &reason))
+}
+
 /// The findings of rules that name one of our own tools; no such tool is unknown.
 pub(super) fn evaluate_tool_rules(
     policy: &Policy,
@@ -158,7 +176,11 @@ pub(super) fn evaluate_tool_rules(
     at: &FsContext<'_>,
     occasion: &EvaluationContext<'_>,
 ) -> PolicyDecision {
-    let walker = Walker::with_active_rules(*at, ActiveRules::in_context(occasion));
+    let now = ActiveRules::in_context(occasion);
+    if let Some(refused) = missing_sandbox(policy, &now) {
+        return refused;
+    }
+    let walker = Walker::with_active_rules(*at, now);
     match evaluate_request(policy, request, &walker) {
         Ok(mut outcome) => {
             for part in &mut outcome.parts {

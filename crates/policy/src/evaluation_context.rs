@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use super::document::{OneOrMore, RuleText};
 use super::rule::Rule;
-use marshal_model::Decision;
 use marshal_model::limits::RULE_NAMES;
+use marshal_model::{Decision, SandboxFact, SandboxFacts};
 
 /// Minutes of a day.
 const MINUTES_PER_DAY: u16 = 24 * 60;
@@ -29,6 +29,8 @@ pub struct EvaluationContext<'a> {
     pub mode: Option<&'a str>,
     /// The time of day.
     pub time_of_day: Option<TimeOfDay>,
+    /// The facts about the sandbox of its child; unknown ones do not hold.
+    pub sandbox: SandboxFacts,
     /// How often rules have allowed something in this turn, by rule id; `None`: never.
     pub rule_uses: Option<&'a BTreeMap<String, u32>>,
 }
@@ -77,6 +79,7 @@ pub(super) struct ContextConditions {
     agents: Option<Vec<String>>,
     modes: Option<Vec<String>>,
     hours: Option<Hours>,
+    sandbox: Vec<SandboxFact>,
     max_per_turn: Option<u32>,
 }
 
@@ -130,14 +133,28 @@ impl ContextConditions {
             agents: list("agents", &text.agents)?,
             modes: list("modes", &text.modes)?,
             hours,
+            sandbox: sandbox_facts(text, decision)?,
             max_per_turn: text.max_per_turn,
         };
         let is_empty = when.pools.is_none()
             && when.agents.is_none()
             && when.modes.is_none()
             && when.hours.is_none()
+            && when.sandbox.is_empty()
             && when.max_per_turn.is_none();
         Ok((!is_empty).then_some(when))
+    }
+
+    /// Whether the rule relies on a fact of a sandbox.
+    pub(super) fn relies_on_sandbox(&self) -> bool {
+        !self.sandbox.is_empty()
+    }
+
+    /// Whether the rule relies on every fact of a sandbox.
+    pub(super) fn requires_confinement(&self) -> bool {
+        SandboxFact::ALL
+            .iter()
+            .all(|fact| self.sandbox.contains(fact))
     }
 
     pub(super) fn max_per_turn(&self) -> Option<u32> {
@@ -152,7 +169,8 @@ impl ContextConditions {
                 None => !permits,
             })
         };
-        among(&self.pools, occasion.pool)
+        self.sandbox.iter().all(|fact| occasion.sandbox.has(*fact))
+            && among(&self.pools, occasion.pool)
             && among(&self.agents, occasion.agent)
             && among(&self.modes, occasion.mode)
             && self
@@ -183,6 +201,32 @@ impl Hours {
             }
         })
     }
+}
+
+/// The sandbox that a rule relies on. Only a rule that allows can rely on one: a rule that denies or
+/// asks where a fact holds would not apply where it is unknown.
+fn sandbox_facts(text: &RuleText, decision: Decision) -> Result<Vec<SandboxFact>, String> {
+    let Some(words) = &text.sandbox else {
+        return Ok(Vec::new());
+    };
+    if decision != Decision::Allow {
+        return Err("`sandbox` is only for rules that allow".to_owned());
+    }
+    parse_facts("sandbox", &words.0)
+}
+
+/// Reads a list of facts under a key of a policy.
+pub(super) fn parse_facts(key: &str, words: &[String]) -> Result<Vec<SandboxFact>, String> {
+    let parse = |word: &String| {
+        SandboxFact::parse(word).ok_or_else(|| {
+            let known: Vec<_> = SandboxFact::ALL.iter().map(|fact| fact.as_str()).collect();
+            format!(
+                "`{key}`: `{word}` is not a fact of a sandbox, expected `{}`",
+                known.join("`, `")
+            )
+        })
+    };
+    words.iter().map(parse).collect()
 }
 
 fn check_names(key: &str, text: &OneOrMore) -> Result<Vec<String>, String> {
@@ -289,6 +333,11 @@ impl<'a> ActiveRules<'a> {
             when.are_met(occasion, rule.decision == Decision::Allow)
         };
         self.context.as_ref().is_none_or(holds) && !self.exhausted.contains(&rule.id)
+    }
+
+    /// The facts about the sandbox; `None`: any sandbox.
+    pub(super) fn sandbox(&self) -> Option<SandboxFacts> {
+        self.context.map(|context| context.sandbox)
     }
 
     /// Whether a rule with a limit per turn may allow this many more.

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use marshal_model::{AgentClaims, DecidedBy, Decision, OnTimeout};
+use marshal_model::{AgentClaims, DecidedBy, Decision, OnTimeout, SandboxFact};
 
 mod approval_settings;
 mod arguments;
@@ -56,6 +56,7 @@ mod skeleton;
 mod spelling;
 mod stdin_flow;
 mod strict;
+mod text_script;
 mod tools;
 mod tree_effects;
 mod url;
@@ -74,12 +75,14 @@ pub use resolved_paths::{ResolvedPath, resolve_paths};
 pub use session_layer::check_session_layer as check_layer;
 pub use sets::PatternError;
 
-/// The built-in policies. `guard` is only for `extends`.
+/// The built-in policies. `guard` and `secrets` are only for `extends`.
 const BUILTIN: &[(&str, &str)] = &[
+    ("autonomous", include_str!("builtin/autonomous.toml")),
     ("ci", include_str!("builtin/ci.toml")),
     ("developer", include_str!("builtin/developer.toml")),
     ("guard", include_str!("builtin/guard.toml")),
     ("reviewer", include_str!("builtin/reviewer.toml")),
+    ("secrets", include_str!("builtin/secrets.toml")),
 ];
 
 /// The text of a built-in policy; `None` if there is none of this name.
@@ -90,10 +93,10 @@ pub fn builtin_text(name: &str) -> Option<&'static str> {
         .map(|(_, text)| *text)
 }
 
-/// The names of the built-in policies that can stand alone: `guard` is only for `extends`.
+/// The names of the built-in policies that can stand alone, and not only be extended.
 pub fn policy_names() -> impl Iterator<Item = &'static str> {
     let names = BUILTIN.iter().map(|(name, _)| *name);
-    names.filter(|name| *name != "guard")
+    names.filter(|name| !["guard", "secrets"].contains(name))
 }
 
 fn builtin_names() -> String {
@@ -118,6 +121,8 @@ pub struct Policy {
     approval: ApprovalSettings,
     budget: budget::Budget,
     has_guard: bool,
+    /// The facts of the sandbox without which it denies everything.
+    required_sandbox: Vec<SandboxFact>,
     /// The decision of a dry run where no rule allows; `None` if the policy is enforced.
     dry_run_default: Option<Decision>,
     /// Rules with a limit per turn.
@@ -166,9 +171,21 @@ impl Policy {
         &self.name
     }
 
-    /// Whether it extends `builtin:guard`, directly or not.
+    /// Whether it extends `builtin:guard`, directly or not, or requires a sandbox that makes up for it
+    /// and extends `builtin:secrets`.
     pub fn has_guard(&self) -> bool {
         self.has_guard
+    }
+
+    /// The facts of the sandbox without which it denies everything.
+    pub fn required_sandbox(&self) -> &[SandboxFact] {
+        &self.required_sandbox
+    }
+
+    /// Whether a decision can depend on facts of a sandbox.
+    pub fn relies_on_sandbox(&self) -> bool {
+        let mut conditions = self.rules.iter().filter_map(|rule| rule.when.as_ref());
+        !self.required_sandbox.is_empty() || conditions.any(|when| when.relies_on_sandbox())
     }
 
     /// Whether it is a dry run (`enforce = false`): then it allows nothing.

@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use super::document::{Document, RedirectText};
 use super::error::LoadError;
+use super::evaluation_context::parse_facts;
 use super::examples::Examples;
 use super::layers::{self, Layer, LayerText};
 use super::sets::SetTable;
 use super::{Policy, compile, examples};
-use marshal_model::Decision;
 use marshal_model::limits;
+use marshal_model::{Decision, SandboxFact};
 
 /// The condition for reading a file by a redirect. Ordered by severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +59,7 @@ pub(super) struct Redirects {
     pub write_inside: Decision,
     pub write_outside: Decision,
     pub write_protected: Decision,
+    pub write_secret: Decision,
 }
 
 pub(super) fn load(own: &[LayerText<'_>]) -> Result<Policy, LoadError> {
@@ -105,6 +107,7 @@ fn build_policy(
     if ask_as == Decision::Allow {
         return Err(invalid_value(name, "ask_as", "allow", "`ask` or `deny`"));
     }
+    let required_sandbox = required_sandbox(layers)?;
     let shell = merge_shell_settings(layers)?;
     let asking = super::approval_settings::merge_layers(layers)?;
     let mut table = SetTable::compile(layers)?;
@@ -127,7 +130,11 @@ fn build_policy(
         eval_ms,
         approval: asking,
         budget: super::budget::Budget::load(layers)?,
-        has_guard: layers.iter().any(|l| l.name == GUARD),
+        has_guard: layers.iter().any(|l| l.name == GUARD) || {
+            let extends_secrets = layers.iter().any(|l| l.name == SECRETS);
+            extends_secrets && required_sandbox.len() == SandboxFact::ALL.len()
+        },
+        required_sandbox,
         dry_run_default: dry_run_default(layers, default)?,
         per_turn_limits: Vec::new(),
         shell,
@@ -168,7 +175,8 @@ fn compile_rules(
             }
             let find = &mut |name: &str, role| table.find_for_role(name, role, at);
             let (mut rule, tools) = compile::compile_rule(text.clone(), find).map_err(fail)?;
-            rule.is_dry_run = layer.name != GUARD && is_group_dry_run(layers, layer.group);
+            rule.is_dry_run =
+                ![GUARD, SECRETS].contains(&&*layer.name) && is_group_dry_run(layers, layer.group);
             let most = rule.when.as_ref().and_then(|when| when.max_per_turn());
             if let Some(most) = most {
                 policy.per_turn_limits.push((Arc::clone(&rule.id), most));
@@ -187,8 +195,33 @@ fn compile_rules(
     Ok(checks)
 }
 
-/// The built-in policy that protects every policy, including a dry run.
+/// The built-in policies that protect every policy, including a dry run. The guard extends the other.
 const GUARD: &str = "builtin:guard";
+const SECRETS: &str = "builtin:secrets";
+
+/// The facts that some layer requires, each once.
+fn required_sandbox(layers: &[Layer]) -> Result<Vec<SandboxFact>, LoadError> {
+    let mut required = Vec::new();
+    for layer in layers {
+        let words = &layer.document.requires_sandbox;
+        let facts = parse_facts("requires_sandbox", words).map_err(|_| {
+            let known: Vec<_> = SandboxFact::ALL.iter().map(|fact| fact.as_str()).collect();
+            let expected = format!("`{}`", known.join("`, `"));
+            invalid_value(
+                &layer.name,
+                "requires_sandbox",
+                &words.join(", "),
+                &expected,
+            )
+        })?;
+        for fact in facts {
+            if !required.contains(&fact) {
+                required.push(fact);
+            }
+        }
+    }
+    Ok(required)
+}
 
 /// Whether an owner's layer is a dry run: the extending file decides.
 fn is_group_dry_run(layers: &[Layer], group: usize) -> bool {
@@ -340,6 +373,11 @@ fn merge_shell_settings(layers: &[Layer]) -> Result<ShellSettings, LoadError> {
         |r| r.write_outside.as_deref(),
         Decision::Deny,
     )?;
+    let write_protected = set(
+        "write_protected",
+        |r| r.write_protected.as_deref(),
+        write_outside,
+    )?;
     Ok(ShellSettings {
         dynamic: strictest_setting(layers, "shell.dynamic", Decision::parse, None, |d| {
             d.shell.dynamic.as_deref()
@@ -361,10 +399,11 @@ fn merge_shell_settings(layers: &[Layer]) -> Result<ShellSettings, LoadError> {
             .unwrap_or(ReadRule::Paths),
             write_inside: set("write_inside", |r| r.write_inside.as_deref(), Decision::Ask)?,
             write_outside,
-            write_protected: set(
-                "write_protected",
-                |r| r.write_protected.as_deref(),
-                write_outside,
+            write_protected,
+            write_secret: set(
+                "write_secret",
+                |r| r.write_secret.as_deref(),
+                write_protected,
             )?,
         },
     })

@@ -18,6 +18,7 @@ use super::mcp::McpRule;
 use super::path::Walker;
 use super::pipes::PipeCondition;
 use super::sets::{PathSet, SetReach};
+use super::text_script;
 use super::tree_effects::TreeEffects;
 use super::url::{HostPattern, UrlPattern};
 use marshal_model::Decision;
@@ -70,6 +71,12 @@ pub(super) struct Rule {
     pub hosts: Vec<HostPattern>,
     pub methods: Vec<String>,
     pub mcp: McpRule,
+    /// It allows every command text, also one that is not plain: the sandbox confines what it runs.
+    pub is_any_command: bool,
+    /// It allows programs of the workspace by their paths.
+    pub is_own_program: bool,
+    /// The scripts of the command must be harmless.
+    pub needs_harmless_script: bool,
     /// The context in which it is active; `None`: always.
     pub when: Option<Box<ContextConditions>>,
     /// Whether its policy is a dry run: it asks where it would deny.
@@ -180,7 +187,7 @@ impl<'c> CommandView<'c> {
     pub(super) fn program(&self) -> Option<&'c str> {
         self.words
             .first()
-            .filter(|w| !w.is_dynamic() && !w.glob)
+            .filter(|w| !w.is_dynamic() && (!w.glob || w.text == "["))
             .map(|w| base_name(&w.text))
     }
 
@@ -403,6 +410,9 @@ impl Rule {
         let Some(start) = self.match_argv(view, facts) else {
             return false;
         };
+        if self.needs_harmless_script && !text_script::is_harmless(view.words) {
+            return false;
+        }
         if !self.has_word_conditions() && !self.has_path_conditions() {
             return true;
         }

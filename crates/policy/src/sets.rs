@@ -48,6 +48,8 @@ pub(super) struct PathSet {
     names: Vec<Vec<Token>>,
     /// The whole patterns, for paths of which the shell computes more than a name.
     long: ShapePatterns,
+    /// The patterns with `!`: what they match is not in the set.
+    except: Option<Globs>,
 }
 
 #[derive(Debug)]
@@ -115,7 +117,20 @@ impl PathSet {
     /// Compiles patterns. `folded` ignores the case of names, as for files that other systems open
     /// in any case.
     pub(super) fn compile(patterns: &[String], folded: bool) -> Result<Self, PatternError> {
+        let (except, patterns): (Vec<_>, Vec<_>) = patterns
+            .iter()
+            .cloned()
+            .partition(|pattern| pattern.starts_with('!'));
+        let patterns = &patterns[..];
+        let except: Vec<String> = except
+            .iter()
+            .map(|pattern| pattern[1..].to_owned())
+            .collect();
+        let has_exceptions = !except.is_empty();
         Ok(Self {
+            except: has_exceptions
+                .then(|| Globs::compile(&except, folded, SetReach::Below))
+                .transpose()?,
             folded,
             below: Globs::compile(patterns, folded, SetReach::Below)?,
             wide: Globs::compile(patterns, folded, SetReach::SelfAndBelow)?,
@@ -153,9 +168,12 @@ impl PathSet {
         let under = |set: &Glob, root: &str| {
             !set.globs.is_empty() && relative(path, root).is_some_and(|rest| set.contains(rest))
         };
-        under(&globs.workspace, workspace)
-            || under(&globs.home, home)
-            || !globs.anywhere.globs.is_empty() && globs.anywhere.contains(path)
+        let is_in = |globs: &Globs| {
+            under(&globs.workspace, workspace)
+                || under(&globs.home, home)
+                || !globs.anywhere.globs.is_empty() && globs.anywhere.contains(path)
+        };
+        is_in(globs) && !self.except.as_ref().is_some_and(is_in)
     }
 
     /// Whether a path of which the shell computes directories may lead into the set; see
@@ -222,8 +240,8 @@ pub(super) struct SetTable {
 }
 
 impl SetTable {
-    /// Joins the sets of all layers by name. `secrets` and `protected` always exist; names in
-    /// `protected` are compared case-insensitively.
+    /// Joins the sets of all layers by name. `secrets` and `protected` always exist; their names are
+    /// compared case-insensitively. Only a built-in layer can except a name from them with `!`.
     pub(super) fn compile(layers: &[Layer]) -> Result<Self, LoadError> {
         let mut joined: BTreeMap<&str, Vec<(usize, String)>> =
             [("secrets", Vec::new()), ("protected", Vec::new())].into();
@@ -237,7 +255,13 @@ impl SetTable {
                         expected: "a name that is not built in".to_owned(),
                     });
                 }
-                PathSet::compile(patterns, false).map_err(|source| LoadError::Pattern {
+                let may_except = layer.name.starts_with("builtin:");
+                let odd = patterns.iter().find(|pattern| pattern.starts_with('!'));
+                let checked = match odd.filter(|_| !may_except) {
+                    Some(odd) => Err(PatternError::Rootless(odd.clone())),
+                    None => PathSet::compile(patterns, false),
+                };
+                checked.map_err(|source| LoadError::Pattern {
                     policy: layer.name.clone(),
                     set: name.clone(),
                     source,
@@ -275,7 +299,7 @@ impl SetTable {
         // A policy may repeat what it extends, and every pattern costs time for every path.
         patterns.sort_unstable();
         patterns.dedup();
-        PathSet::compile(&patterns, name == "protected")
+        PathSet::compile(&patterns, matches!(name.as_str(), "protected" | "secrets"))
     }
 
     /// The index of a set that exists.

@@ -14,7 +14,7 @@ use super::fact::{Cwd, PathLocation};
 use super::flow::Edge;
 use super::load::ReadRule;
 use super::path::Walker;
-use super::rule::{Area, CommandView, MatchContext};
+use super::rule::{Area, CommandView, MatchContext, Rule};
 use super::{flow, pipes, scan, stdin_flow, strict, wrappers};
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
@@ -166,14 +166,15 @@ impl ShellEvaluator<'_, '_, '_> {
                     not_plain.what,
                     escape_for_display(near, 16)
                 ));
-                if not_plain.hidden {
+                let is_confined = self.any_command_rule().is_some();
+                if not_plain.hidden && !is_confined {
                     limit(
                         out,
                         "limits.characters",
                         "a control or invisible character is in the command line",
                     );
                 }
-                if let Some(why) = scan.broken {
+                if let Some(why) = scan.broken.filter(|_| !is_confined) {
                     limit(out, "limits.syntax", &format!("the command line has {why}"));
                 }
                 ParsedText {
@@ -215,7 +216,10 @@ impl ShellEvaluator<'_, '_, '_> {
         self.evaluate_assignments(command, bases, &mut part, 0);
         let redirects = self.evaluate_redirects(&command.redirects, bases, &mut part);
         part.denied_variable = self.find_denied_variable(command);
-        if reading.plain && redirects && part.denied_variable.is_none() {
+        if let Some(rule) = self.any_command_rule() {
+            part.add(Hit::from_rule(rule));
+            part.unallowed = false;
+        } else if reading.plain && redirects && part.denied_variable.is_none() {
             self.apply_allowing_rules(command, &view, &mut part);
         }
         part
@@ -334,6 +338,13 @@ impl ShellEvaluator<'_, '_, '_> {
         }
     }
 
+    /// The active rule that allows every command text, if there is one.
+    fn any_command_rule(&self) -> Option<&Rule> {
+        let rules = self.policy.index.rules_for_any_program().iter();
+        let mut rules = rules.map(|&place| &self.policy.rules[place]);
+        rules.find(|rule| rule.is_any_command && self.context.walker.active_rules.is_active(rule))
+    }
+
     /// The rules among these hits that are active now.
     fn active_hits(&self, hits: Vec<(usize, usize)>) -> impl Iterator<Item = (usize, usize)> {
         let now = &self.context.walker.active_rules;
@@ -432,14 +443,18 @@ impl ShellEvaluator<'_, '_, '_> {
         let words = wrappers::strip_transparent(&command.words, &shell.transparent, |name| {
             self.trusted_name(name)
         });
-        let Some(name) = words
-            .first()
-            .filter(|w| !w.tilde)
-            .and_then(|w| self.trusted_name(&w.text))
-        else {
+        let Some(program) = words.first().filter(|w| !w.tilde) else {
             return;
         };
-        if words.iter().any(|w| w.glob) && !shell.glob_programs.contains(&name) {
+        let name = self.trusted_name(&program.text);
+        let index = &self.policy.index;
+        let rules = match &name {
+            Some(name) => index.rules_for_program(name),
+            None if self.is_own_program(program, outer.bases) => index.rules_for_any_program(),
+            None => return,
+        };
+        let may_have_globs = |name: &String| shell.glob_programs.contains(name);
+        if words.iter().any(|w| w.glob) && !name.as_ref().is_some_and(may_have_globs) {
             return;
         }
         // Without a wrapper these are the facts that the other rules have already computed.
@@ -452,15 +467,33 @@ impl ShellEvaluator<'_, '_, '_> {
         if !view.runs_inside(&self.context) {
             return;
         }
-        for &place in self.policy.index.rules_for_program(&name) {
+        for &place in rules {
             let rule = &self.policy.rules[place];
             let counts = rule.decision == Decision::Allow
+                && rule.is_own_program == name.is_none()
                 && self.context.walker.active_rules.is_active(rule);
             if counts && rule.applies(view, &self.context) {
                 part.add(Hit::from_rule(rule));
                 part.unallowed = false;
             }
         }
+    }
+
+    /// Whether a program that is named by a path surely lies in the workspace, and is none of its
+    /// protected files.
+    fn is_own_program(&self, program: &Word, bases: &[Cwd]) -> bool {
+        let mut paths = Vec::new();
+        let walker = self.context.walker;
+        super::fact::collect_facts(walker, bases, program, 0, &mut paths);
+        let sets = &self.context.sets;
+        let protected = Area::Set(self.policy.protected_set);
+        !program.is_dynamic()
+            && !program.glob
+            && !paths.is_empty()
+            && paths.iter().all(|path| {
+                sets.is_surely_in(path, Area::Inside, walker)
+                    && !sets.counts_as_in(path, protected, walker)
+            })
     }
 
     /// The name that an allowing rule may compare: with a directory only from trusted ones.
@@ -526,14 +559,15 @@ impl ShellEvaluator<'_, '_, '_> {
         let view = CommandView::new(&[], redirects, bases);
         let mut worst = (Decision::Allow, "dev_null");
         for path in view.redirect_targets(facts.walker) {
-            let guarded =
+            let is_protected =
                 facts
                     .sets
-                    .counts_as_in(path, Area::Set(self.policy.protected_set), facts.walker)
-                    || facts.sets.is_secret(path, facts.walker);
+                    .counts_as_in(path, Area::Set(self.policy.protected_set), facts.walker);
+            let is_secret = facts.sets.is_secret(path, facts.walker);
             let found = match path.location {
                 PathLocation::DevNull => (settings.dev_null, "dev_null"),
-                _ if guarded => (settings.write_protected, "write_protected"),
+                _ if is_secret => (settings.write_secret, "write_secret"),
+                _ if is_protected => (settings.write_protected, "write_protected"),
                 PathLocation::Outside => (settings.write_outside, "write_outside"),
                 PathLocation::Inside | PathLocation::Dynamic => {
                     (settings.write_inside, "write_inside")

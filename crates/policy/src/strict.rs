@@ -212,6 +212,9 @@ impl Reader<'_> {
         if !word.quoted && RESERVED.contains(&word.text.as_str()) {
             return Err(fail("a reserved word"));
         }
+        let mut word = word;
+        // A lone `[` is no pattern: nothing closes it.
+        word.glob &= word.text != "[";
         if word.glob || word.tilde && word.text == "~" {
             return Err(fail("a program name that the shell computes"));
         }

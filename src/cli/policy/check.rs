@@ -131,6 +131,7 @@ fn judge(
             };
             occasion.agent.get_or_insert_with(|| found.agent.clone());
             occasion.mode = occasion.mode.or_else(|| found.mode.clone());
+            occasion.sandbox = Some(config.sandbox_facts(found));
             let tables = extractors(&config).map_err(|errors| {
                 crate::cli::command::show(&errors, false, streams);
                 PolicyCommandError::Reported(crate::cli::exit::Exit::Usage)
@@ -144,6 +145,12 @@ fn judge(
             (around.by_name(&found.policy, streams)?, request)
         }
     };
+    if occasion.sandbox.is_none() && chosen.policy.relies_on_sandbox() {
+        streams.err.line(
+            "marshal: assuming a sandbox without gaps, with a private workspace and a confined network; \
+             --pool NAME judges by the sandbox of a pool",
+        );
+    }
     let standing = args.place.files();
     let began = Instant::now();
     let claimed = AgentClaims::default();

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 
 use super::PolicyCommandError;
+use marshal_model::SandboxFacts;
 use marshal_policy::cases::{FixtureFs, HOME, WORKSPACE};
 use marshal_policy::extract::Extractor;
 use marshal_policy::{EvaluationContext, FsContext, FsEntry, Request, Resolver, TimeOfDay};
@@ -80,6 +81,10 @@ pub struct OccasionArgs {
     /// The time of day; used as local time and as UTC
     #[arg(long, value_name = "HH:MM", value_parser = time)]
     pub at: Option<TimeOfDay>,
+
+    /// The sandbox; `None`: one of which every fact is assumed to hold
+    #[arg(skip)]
+    pub sandbox: Option<SandboxFacts>,
 }
 
 fn time(text: &str) -> Result<TimeOfDay, String> {
@@ -94,6 +99,7 @@ impl OccasionArgs {
             agent: self.agent.as_deref(),
             mode: self.mode.as_deref(),
             time_of_day: self.at,
+            sandbox: self.sandbox.unwrap_or(SandboxFacts::CONFINED),
             rule_uses: None,
         }
     }

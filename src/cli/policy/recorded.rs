@@ -6,7 +6,9 @@ use super::replay::Extractors;
 use crate::cli::audit::record::ExportedRecord;
 use marshal_dialect::acp::parse_recorded_request;
 use marshal_fleet::day_time;
-use marshal_model::{AgentClaims, ClientRequest, Decision, ENGINE_SERVER, UntrustedText};
+use marshal_model::{
+    AgentClaims, ClientRequest, Decision, ENGINE_SERVER, SandboxFacts, UntrustedText,
+};
 use marshal_policy::{
     EvaluationContext, FsContext, FsObservations, Policy, PolicyDecision, ReadTarget,
     ReplayResolver, Request, TimeOfDay,
@@ -72,6 +74,8 @@ struct RecordedPlace {
     agent: Option<String>,
     #[serde(default)]
     mode: Option<String>,
+    #[serde(default)]
+    sandbox: Vec<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -194,6 +198,7 @@ impl RecordedRequest {
             agent: self.place.agent.as_deref(),
             mode: self.place.mode.as_deref(),
             time_of_day: Some(self.clock),
+            sandbox: SandboxFacts::from_names(self.place.sandbox.iter().map(String::as_str)),
             rule_uses: None,
         };
         let from = self.place.from.iter().map(|cwd| {

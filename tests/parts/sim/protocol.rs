@@ -215,7 +215,7 @@ impl Speech {
             ChildProtocol::Scaiflux => &[
                 "no JSON at all",
                 "[1,2]",
-                r#"{"type":"item the future","x":1}"#,
+                r#"{"type":"of the future","x":1}"#,
                 r#"{"no":"type"}"#,
                 r#"{"type":"text_delta"}"#,
                 r#"{"type":"turn_complete","turn_id":7,"input_tokens":"many"}"#,
@@ -231,7 +231,7 @@ impl Speech {
                 r#"{"jsonrpc":"2.0"}"#,
                 r#"{"jsonrpc":"2.0","id":99,"method":"fs/read_text_file","params":{}}"#,
                 r#"{"jsonrpc":"2.0","id":98,"method":"session/request_permission","params":{}}"#,
-                r#"{"jsonrpc":"2.0","method":"item/the_future","params":{}}"#,
+                r#"{"jsonrpc":"2.0","method":"of/the_future","params":{}}"#,
                 r#"{"jsonrpc":"2.0","id":12345,"result":{}}"#,
                 r#"{"jsonrpc":"2.0","result":{}}"#,
                 r#"{"jsonrpc":"2.0","method":"session/update","params":{"update":7}}"#,

@@ -58,6 +58,7 @@ fn each_condition_holds_for_each_decision_and_for_each_tool() {
         pool: Some("demo"),
         agent: Some("codex"),
         mode: Some("plan"),
+        sandbox: marshal_model::SandboxFacts::default(),
         time_of_day: TimeOfDay::parse("23:30"),
         rule_uses: None,
     };

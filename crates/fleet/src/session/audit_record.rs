@@ -12,7 +12,7 @@ use marshal_model::Decision;
 use marshal_policy::EvaluationContext;
 
 /// Adds the context to the facts: the workspace and home as the agent sees them, the possible
-/// directories of its shell, the agent, its protocol and its mode. `null` stands for an unknown
+/// directories of its shell, the agent, its protocol and its mode, and the facts about its sandbox. `null` stands for an unknown
 /// directory. `floor` is the decision with the secrets, where that is more severe; secrets
 /// themselves are never recorded.
 pub(super) fn with_place(
@@ -35,7 +35,7 @@ pub(super) fn with_place(
     let mut at = serde_json::json!({
         "workspace": place.workspace, "home": place.home, "from": from,
         "agent": occasion.agent, "mode": occasion.mode,
-        "protocol": pool.config.dialect.as_str(),
+        "protocol": pool.config.dialect.as_str(), "sandbox": occasion.sandbox.names(),
     });
     if let Some(table) = pool.config.dialect_definition() {
         at["table"] = table.digest.as_str().into();

@@ -39,7 +39,7 @@ impl SessionState {
                 return self.survey();
             }
             Err(error) if !self.has_task => {
-                tracing::warn!(session = %self.work.session, %error, "a conversation cannot be prepared before its first prompt");
+                tracing::warn!(session = %self.work.session, %error, "preparing a conversation ahead of its first prompt failed");
                 return self.return_unprepared();
             }
             Err(_) if self.cancelled || self.stopped => {

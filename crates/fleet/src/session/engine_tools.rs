@@ -136,10 +136,14 @@ impl SessionState {
         }
     }
 
-    /// Whether a tool call that the agent shows is an engine tool call that arrived on the socket
-    /// and was evaluated. Matches one to one: a call that did not arrive is not ours, whatever its
-    /// name, and a denied call does not match one that was carried out.
-    pub(super) fn is_engine_call(&mut self, call: &ToolCall, shown: ReportedResult) -> bool {
+    /// Removes the recorded engine tool call that a tool call shown by the agent corresponds to;
+    /// `false` if there is none. Each recorded call matches once: a call that never arrived on the
+    /// socket has no match, and a denied call does not match one that was carried out.
+    pub(super) fn take_matching_engine_call(
+        &mut self,
+        call: &ToolCall,
+        shown: ReportedResult,
+    ) -> bool {
         if let Some(engine_request) = self.requests.take_announced(&call.id) {
             return self
                 .requests

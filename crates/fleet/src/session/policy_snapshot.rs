@@ -53,6 +53,7 @@ impl PolicySnapshot {
             agent: Some(&pool.config.agent),
             mode: self.mode.as_deref(),
             time_of_day: Some(self.clock),
+            sandbox: pool.sandbox_facts,
             rule_uses: Some(used),
         }
     }

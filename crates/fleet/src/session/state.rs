@@ -403,7 +403,7 @@ impl SessionState {
 
     /// Evaluates a tool call that ran without a request by the same rules, afterwards.
     pub(super) fn handle_unrequested_call(&mut self, call: &ToolCall, shown: ReportedResult) {
-        if self.is_engine_call(call, shown) {
+        if self.take_matching_engine_call(call, shown) {
             return;
         }
         let (mode, prepared) = (self.mode(), self.prepared.as_ref());

@@ -53,7 +53,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// An operation on a group failed.
 #[derive(Debug, thiserror::Error)]
-#[error("the limits cannot be set: {step} {path}: {source}", path = .path.display())]
+#[error("the control group operation failed: {step} {path}: {source}", path = .path.display())]
 pub struct GroupError {
     /// The operation.
     pub step: CgroupOperation,
@@ -106,9 +106,13 @@ impl Groups {
         let swept = std::thread::Builder::new()
             .name("group-sweeper".to_owned())
             .spawn(move || {
-                let (found, left) = sweep::sweep(v2.as_deref(), &mounts);
+                let (found, failed) = sweep::sweep(v2.as_deref(), &mounts);
                 if found > 0 {
-                    tracing::info!(found, left, "removed control groups of dead supervisors");
+                    tracing::info!(
+                        removed = found - failed,
+                        failed,
+                        "swept control groups of dead supervisors"
+                    );
                 }
             });
         if let Err(error) = swept {

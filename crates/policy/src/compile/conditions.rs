@@ -57,17 +57,38 @@ pub(super) fn check(
     if text.unless.as_ref().is_some_and(|u| u.paths.is_none()) {
         return Err("`unless` is empty".to_owned());
     }
+    if text.program.is_some() && (text.argv.is_some() || decision != Decision::Allow) {
+        return Err("`program` is only for rules that allow, without `argv`".to_owned());
+    }
+    if text.harmless_script && decision != Decision::Allow {
+        return Err("`harmless_script` is only for rules that allow".to_owned());
+    }
     if text.not_programs.is_some() && text.argv.is_some() {
         return Err("`not_programs` is for rules without `argv`: it lists the programs that a rule for all programs excludes".to_owned());
     }
+    if text.any_command && (conditions.iter().any(|(_, is, _)| *is) || tools != SHELL) {
+        return Err(
+            "`any_command` is only for the tool `shell`, without conditions on the command"
+                .to_owned(),
+        );
+    }
     if decision != Decision::Allow {
-        return Ok(());
+        return if text.any_command {
+            Err("`any_command` is only for rules that allow".to_owned())
+        } else {
+            Ok(())
+        };
     }
     if text.pipe.is_some() {
         return Err("`pipe` can only deny or ask".to_owned());
     }
     let permits = |tool: ToolClass| tools.contains(&tool);
-    if permits(ToolClass::Shell) && text.argv.is_none() && text.exact.is_none() {
+    if permits(ToolClass::Shell)
+        && text.argv.is_none()
+        && text.exact.is_none()
+        && text.program.is_none()
+        && !text.any_command
+    {
         return Err("a rule that allows `shell` needs `argv` or `exact`".to_owned());
     }
     if permits(ToolClass::Mcp) && text.server.is_none() {
@@ -85,6 +106,8 @@ fn list_conditions(text: &RuleText) -> Vec<(&'static str, bool, &'static [ToolCl
         ("argv", text.argv.is_some(), SHELL),
         ("not_programs", text.not_programs.is_some(), SHELL),
         ("exact", text.exact.is_some(), SHELL),
+        ("program", text.program.is_some(), SHELL),
+        ("harmless_script", text.harmless_script, SHELL),
         ("globals", text.globals.is_some(), SHELL),
         ("paths", text.paths.is_some(), SHELL),
         ("any_path", text.any_path.is_some(), PATHS),

@@ -296,7 +296,7 @@ mod acp {
         malformed("execute", r#"{"rawInput":"ls"}"#);
         malformed(
             "execute",
-            r#""a part item this call was too large to be kept""#,
+            r#""a part of this call was too large to be kept""#,
         );
     }
 

@@ -5,8 +5,9 @@ use hyper::header::{self, HeaderMap, HeaderName};
 
 use marshal_config::Route;
 
-/// Hop-by-hop headers, and headers that the proxy sets itself.
-const HOP_HEADERS: &[HeaderName] = &[
+/// Hop-by-hop headers, headers that the proxy sets itself, and `range`: a part of a response could not
+/// be searched for the key.
+const DROPPED_HEADERS: &[HeaderName] = &[
     header::HOST,
     header::CONNECTION,
     header::CONTENT_LENGTH,
@@ -23,7 +24,8 @@ const HOP_HEADERS: &[HeaderName] = &[
 ];
 
 /// Words in names of headers that override the checked method, path or host, configure a gateway,
-/// or identify the caller: `x-http-method-override`, `x-original-url`, `helicone-target-url`.
+/// or identify the caller: `x-http-method-override`, `x-original-url`, `helicone-target-url`. `alive`
+/// and `settings` catch the hop-by-hop headers `keep-alive` and `http2-settings`.
 const REWRITE_WORDS: &[&str] = &[
     "method",
     "override",
@@ -102,9 +104,11 @@ pub fn filter_request_headers(headers: &HeaderMap, route: &Route) -> HeaderMap {
 /// Whether a header with this lower-case name is dropped. Many servers treat `_` as `-`.
 fn is_not_for_upstream(name: &str) -> bool {
     let name = name.replace('_', "-");
-    let is_hop = HOP_HEADERS.iter().any(|hop| hop.as_str() == name);
-    let is_disguise = name.split('-').any(|word| REWRITE_WORDS.contains(&word));
-    is_hop || is_disguise || is_credential(&name)
+    let is_listed = DROPPED_HEADERS
+        .iter()
+        .any(|dropped| dropped.as_str() == name);
+    let has_rewrite_word = name.split('-').any(|word| REWRITE_WORDS.contains(&word));
+    is_listed || has_rewrite_word || is_credential(&name)
 }
 
 #[cfg(test)]

@@ -60,7 +60,8 @@ pub enum MaskError {
 
 impl Masks {
     /// Compiles patterns. One without a slash matches a name anywhere, one with a slash a path
-    /// below the workspace's root; a leading `!` excludes from what others hide.
+    /// below the workspace's root; a leading `!` excludes from what others hide. Letter case does not
+    /// matter.
     pub fn new(patterns: &[String]) -> Result<Self, MaskError> {
         let mut sets = [GlobSetBuilder::new(), GlobSetBuilder::new()];
         for pattern in patterns {
@@ -78,7 +79,8 @@ impl Masks {
                 format!("**/{text}")
             };
             let mut glob = GlobBuilder::new(&text);
-            sets[set].add(glob.literal_separator(true).build().map_err(bad)?);
+            glob.literal_separator(true).case_insensitive(true);
+            sets[set].add(glob.build().map_err(bad)?);
         }
         let [hide, show] = sets.map(|set| set.build());
         let bad = |error: globset::Error| MaskError::Pattern(String::new(), error.to_string());
@@ -127,6 +129,7 @@ mod tests {
         check(&[".env"], ".env", true);
         check(&[".env"], "a/b/.env", true);
         check(&[".env"], ".env.example", false);
+        check(&[".env"], "a/.ENV", true);
         check(&["*.pem"], "a/key.pem", true);
         check(&["a/*.pem"], "b/a/key.pem", false);
         check(&["secrets"], "secrets/x/y", true);

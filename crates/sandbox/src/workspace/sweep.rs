@@ -51,15 +51,17 @@ pub struct SweepReport {
     pub finished_applies: Vec<String>,
     /// Number of homes removed.
     pub homes: u64,
-    /// Number of unfinished or partly removed trees, and of old `--local` runs, removed.
+    /// Number of unfinished or partly removed trees, of old `--local` runs, of records of clones
+    /// without a clone and of sidecar files of overlays, removed.
     pub leftovers: u64,
     /// What could not be removed; the sweep continued.
     pub failed: Vec<TreeError>,
 }
 
-/// Removes copies whose task ended more than `retention` ago, homes of sessions that do not exist,
-/// and directories of ended `--local` runs that started more than `retention` ago. A copy without
-/// an end marker, whose session does not work, lost its supervisor: its retention starts now.
+/// Removes copies and overlays whose task ended more than `retention` ago, and homes of sessions that
+/// do not exist. At [`SweepTime::Start`] it also removes leftovers and `--local` runs that started
+/// more than `retention` ago, and recovers interrupted applies. A copy or overlay without an end
+/// marker whose session is not working now lost its supervisor: its retention starts now.
 pub fn sweep(
     state: &StateDir,
     when: SweepTime,

@@ -40,7 +40,7 @@ fn calls_and_results_are_told_and_what_a_helper_says_is_thought() {
         r#"< {"type":"assistant","message":{"id":"m","content":[{"type":"tool_use","id":"c-1","name":"Task","input":{"prompt":"x"}}]}}
            < {"type":"stream_event","parent_tool_use_id":"c-1","event":{"type":"content_block_delta","delta":{"type":"text_delta","text":"not told"}}}
            < {"type":"assistant","parent_tool_use_id":"c-1","message":{"id":"k","content":[{"type":"text","text":"I look"},{"type":"tool_use","id":"c-2","name":"Read","input":{"file_path":"a"}}]}}
-           < {"type":"user","parent_tool_use_id":"c-1","message":{"role":"user","content":[{"type":"tool_result","tool_use_id":"c-2","content":"text item a"}]}}
+           < {"type":"user","parent_tool_use_id":"c-1","message":{"role":"user","content":[{"type":"tool_result","tool_use_id":"c-2","content":"text of a"}]}}
            < {"type":"user","message":{"role":"user","content":[{"type":"tool_result","tool_use_id":"c-1","content":[{"type":"text","text":"one"},{"type":"image"},{"type":"text","text":"two"}],"is_error":true},{"type":"text","text":"not told"}]}}
            < {"type":"user","message":{"role":"user","content":"not told"}}"#,
         r#"tool 'c-1' 'Task' {"prompt":"x"}

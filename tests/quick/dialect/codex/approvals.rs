@@ -65,7 +65,7 @@ fn a_denial_is_explained_before_the_next_prompt() {
                write {{"id":5,"method":"turn/start","params":{{"threadId":"t-1","approvalPolicy":"untrusted","approvalsReviewer":"user","input":[{input}{{"type":"text","text":"q"}}]}}}}"#
         )
     };
-    let expected = r##"{"type":"text","text":"# Before this prompt, these requests entry yours were denied:\n# - /bin/bash -lc 'mkdir a': not here\n"},"##;
+    let expected = r##"{"type":"text","text":"# Before this prompt, these requests of yours were denied:\n# - /bin/bash -lc 'mkdir a': not here\n"},"##;
     check_opened(&opening(CodexSettings::default()), &script, &says(expected));
     let silent = CodexSettings {
         reports_denials: false,
@@ -74,7 +74,7 @@ fn a_denial_is_explained_before_the_next_prompt() {
     check_opened(&opening(silent), &script, &says(""));
 }
 
-const BEFORE: &str = r##"{"type":"text","text":"# Before this prompt, these requests entry yours were denied:\n# - /bin/bash -lc 'mkdir a': not here\n"},"##;
+const BEFORE: &str = r##"{"type":"text","text":"# Before this prompt, these requests of yours were denied:\n# - /bin/bash -lc 'mkdir a': not here\n"},"##;
 
 fn start(id: u32, before: &str, text: &str) -> String {
     format!(

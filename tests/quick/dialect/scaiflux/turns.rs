@@ -194,7 +194,7 @@ fn an_error_that_names_no_turn_ends_only_a_prompt_without_a_turn() {
     );
     check_in_turn(
         r#"< {"type":"error","code":"unknown_request","message":"r","origin":"elsewhere"}
-           < {"type":"error","code":"c","message":"item another","turn_id":"u"}
+           < {"type":"error","code":"c","message":"of another","turn_id":"u"}
            < {"type":"error"}
            < {"type":"text_delta","turn_id":"t","delta":"on"}"#,
         "error 'unknown_request' 'r' unknown
