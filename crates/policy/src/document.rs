@@ -55,6 +55,7 @@ pub(super) struct LimitsText {
 #[serde(deny_unknown_fields)]
 pub(super) struct ShellText {
     pub dynamic: Option<String>,
+    pub control_flow: Option<bool>,
     pub env_allow: Option<Vec<String>>,
     pub transparent: Option<Vec<String>>,
     pub glob_programs: Option<Vec<String>>,

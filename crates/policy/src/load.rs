@@ -43,6 +43,8 @@ impl ReadRule {
 #[derive(Debug)]
 pub(super) struct ShellSettings {
     pub dynamic: Option<Decision>,
+    /// Whether `if`, `for` and subshells can be allowed.
+    pub control_flow: bool,
     pub env_allow: Vec<String>,
     pub transparent: Vec<String>,
     pub glob_programs: Vec<String>,
@@ -351,6 +353,18 @@ fn intersect_lists(
     })
 }
 
+/// Whether every whole policy among the layers accepts control flow, as its extending file says.
+fn allows_control_flow(layers: &[Layer]) -> bool {
+    let mut found: BTreeMap<usize, bool> = BTreeMap::new();
+    for layer in layers {
+        if let Some(value) = layer.document.shell.control_flow {
+            found.insert(layer.group, value);
+        }
+    }
+    fill_defaults(layers, false, &mut found);
+    !found.is_empty() && found.into_values().all(|value| value)
+}
+
 fn merge_shell_settings(layers: &[Layer]) -> Result<ShellSettings, LoadError> {
     let transparent = intersect_lists(layers, |d| d.shell.transparent.as_ref());
     let own = layers.last().map(|l| l.name.as_str()).unwrap_or_default();
@@ -382,6 +396,7 @@ fn merge_shell_settings(layers: &[Layer]) -> Result<ShellSettings, LoadError> {
         dynamic: strictest_setting(layers, "shell.dynamic", Decision::parse, None, |d| {
             d.shell.dynamic.as_deref()
         })?,
+        control_flow: allows_control_flow(layers),
         env_allow: intersect_lists(layers, |d| d.shell.env_allow.as_ref()),
         transparent,
         glob_programs: intersect_lists(layers, |d| d.shell.glob_programs.as_ref()),

@@ -255,7 +255,9 @@ impl SetTable {
                         expected: "a name that is not built in".to_owned(),
                     });
                 }
-                let may_except = layer.name.starts_with("builtin:");
+                // Tests change the text of the built-in policy.
+                let may_except = layer.name.starts_with("builtin:")
+                    || cfg!(feature = "test-rules") && layer.name.ends_with("secrets.toml");
                 let odd = patterns.iter().find(|pattern| pattern.starts_with('!'));
                 let checked = match odd.filter(|_| !may_except) {
                     Some(odd) => Err(PatternError::Rootless(odd.clone())),

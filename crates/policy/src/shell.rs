@@ -149,7 +149,12 @@ impl ShellEvaluator<'_, '_, '_> {
                 "the command line is longer than the policy's limit",
             );
         }
-        let mut reading = match strict::parse_plain(text) {
+        let parse = if self.policy.shell.control_flow {
+            strict::parse_with_control_flow
+        } else {
+            strict::parse_plain
+        };
+        let mut reading = match parse(text) {
             Ok(commands) => ParsedText {
                 flows: flow::pipeline_edges(&commands),
                 commands,

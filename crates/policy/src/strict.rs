@@ -9,6 +9,7 @@ use super::command::{
 };
 use marshal_model::untrusted::is_unsafe;
 
+mod compound;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +26,15 @@ pub(super) struct NotPlain {
 
 /// Reads a plain command line. An empty or comment-only text gives no commands.
 pub(super) fn parse_plain(text: &str) -> Result<Vec<Command>, NotPlain> {
+    parse(text, false)
+}
+
+/// The same with `if`, `for` and subshells: see [`compound`]. Their commands are marked as nested.
+pub(super) fn parse_with_control_flow(text: &str) -> Result<Vec<Command>, NotPlain> {
+    parse(text, true)
+}
+
+fn parse(text: &str, has_control_flow: bool) -> Result<Vec<Command>, NotPlain> {
     let is_plain = |b: u8| matches!(b, b' '..=b'~' | b'\n' | b'\t');
     if !text.bytes().all(is_plain)
         && let Some((at, _)) = text.char_indices().find(|&(_, c)| is_hidden(c))
@@ -41,6 +51,10 @@ pub(super) fn parse_plain(text: &str) -> Result<Vec<Command>, NotPlain> {
         done: Vec::new(),
         current: Command::default(),
         expects_command: false,
+        has_control_flow,
+        open: Vec::new(),
+        is_after_compound: false,
+        unquoted_variables: false,
     };
     reader.run()?;
     Ok(reader.done)
@@ -63,6 +77,14 @@ struct Reader<'t> {
     current: Command,
     /// Whether `&&`, `||` or `|` precedes, so that a command must follow.
     expects_command: bool,
+    /// Whether compound commands are read.
+    has_control_flow: bool,
+    /// The compound commands that are open, the innermost last.
+    open: Vec<compound::Open>,
+    /// Whether a compound command has just ended: only a separator may follow.
+    is_after_compound: bool,
+    /// Whether a variable of a loop stands without quotes.
+    unquoted_variables: bool,
 }
 
 impl Reader<'_> {
@@ -73,6 +95,7 @@ impl Reader<'_> {
                 Some(b' ' | b'\t') => self.at += 1,
                 Some(b'\n') => {
                     self.at += 1;
+                    self.is_after_compound = false;
                     if !self.current.is_empty() {
                         self.close(Join::Then)?;
                     }
@@ -83,7 +106,15 @@ impl Reader<'_> {
                         return Err(self.not_plain("a case terminator"));
                     }
                     self.at += 1;
-                    self.close(Join::Then)?;
+                    if self.is_after_compound {
+                        self.is_after_compound = false;
+                    } else {
+                        self.close(Join::Then)?;
+                    }
+                }
+                Some(b'(' | b')') if self.parenthesis()? => {}
+                _ if self.is_after_compound => {
+                    return Err(self.not_plain("something behind a compound command"));
                 }
                 Some(b'&') => match self.peek(1) {
                     Some(b'&') => {
@@ -160,9 +191,14 @@ impl Reader<'_> {
             if self.expects_command {
                 return Err(self.not_plain("an operator without a command"));
             }
-            return Ok(());
+        } else {
+            self.close(Join::Then)?;
         }
-        self.close(Join::Then)
+        if self.open.is_empty() {
+            Ok(())
+        } else {
+            Err(self.not_plain("a compound command that is never closed"))
+        }
     }
 
     fn next_word(&mut self) -> Result<(), NotPlain> {
@@ -186,7 +222,7 @@ impl Reader<'_> {
         };
         if let Some(equals) = equals {
             let (name, value) = word.text.split_at(equals);
-            if word.glob {
+            if word.glob || word.is_dynamic() {
                 return Err(fail("a pattern in an assignment"));
             }
             self.current.assignments.push(Assignment {
@@ -207,6 +243,9 @@ impl Reader<'_> {
                 return Err(fail("an unusual `time`"));
             }
             self.current.timed = true;
+            return Ok(());
+        }
+        if !word.quoted && !word.is_dynamic() && self.reserved(&word.text)? {
             return Ok(());
         }
         if !word.quoted && RESERVED.contains(&word.text.as_str()) {
@@ -256,6 +295,7 @@ impl Reader<'_> {
         while let Some(byte) = self.peek(0) {
             match byte {
                 b' ' | b'\t' | b'\n' | b';' | b'&' | b'|' | b'<' | b'>' => break,
+                b')' if self.is_in_subshell() => break,
                 b'\'' => {
                     word.quoted = true;
                     self.single_quoted(&mut text)?;
@@ -263,7 +303,7 @@ impl Reader<'_> {
                 }
                 b'"' => {
                     word.quoted = true;
-                    self.double_quoted(&mut text)?;
+                    self.double_quoted(&mut text, &mut word)?;
                     continue;
                 }
                 b'\\' => {
@@ -290,6 +330,7 @@ impl Reader<'_> {
                         equals = Some(text.len());
                     }
                 }
+                b'$' if self.loop_variable(&mut text, &mut word, false) => continue,
                 b'$' => return Err(self.not_plain("an expansion")),
                 b'`' => return Err(self.not_plain("a command substitution")),
                 b'(' | b')' => return Err(self.not_plain("a parenthesis")),
@@ -366,7 +407,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn double_quoted(&mut self, text: &mut Vec<u8>) -> Result<(), NotPlain> {
+    fn double_quoted(&mut self, text: &mut Vec<u8>, word: &mut Word) -> Result<(), NotPlain> {
         self.at += 1;
         loop {
             match self.peek(0) {
@@ -375,6 +416,7 @@ impl Reader<'_> {
                     self.at += 1;
                     return Ok(());
                 }
+                Some(b'$') if self.loop_variable(text, word, true) => {}
                 Some(b'$') => return Err(self.not_plain("an expansion")),
                 Some(b'`') => return Err(self.not_plain("a command substitution")),
                 Some(b'\\') => match self.peek(1) {

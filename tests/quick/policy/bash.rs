@@ -132,6 +132,23 @@ const PIECES: &[&str] = &[
     "\"\\x\"",
     "\"\\$\"",
     "!a",
+    "if ",
+    "; then ",
+    "; elif ",
+    "; else ",
+    "; fi",
+    "for f in a b; do ",
+    "for f in ",
+    "; do ",
+    "; done",
+    "$f",
+    "\"$f\"",
+    "x\"${f}\"y",
+    "( ",
+    " )",
+    "read f",
+    "f=1",
+    "cd ",
 ];
 
 struct Random(u64);
@@ -146,7 +163,33 @@ impl Random {
         usize::try_from(mixed).expect("31 bits") % bound
     }
 
+    /// A compound command around random texts.
+    fn compound(&mut self) -> String {
+        let mut inner = || match self.below(4) {
+            0 => self.compound(),
+            _ => self.simple(),
+        };
+        let (one, two, three) = (inner(), inner(), inner());
+        match self.below(7) {
+            0 => format!("if {one}; then {two}; fi"),
+            1 => format!("if {one}\nthen {two}; else {three}; fi"),
+            2 => format!("({one})"),
+            3 => format!("( {one}; {two} ); {three}"),
+            4 => format!("for f in a 'b c' *.x; do {one} \"$f\"; {two}; done"),
+            5 => format!("for f in a b2; do {one} $f; done; {two}"),
+            _ => format!("for x in -x --y=z; do\n{one} x\"${{x}}\"y\n{two}\ndone"),
+        }
+    }
+
     fn text(&mut self) -> String {
+        if self.below(3) == 0 {
+            self.compound()
+        } else {
+            self.simple()
+        }
+    }
+
+    fn simple(&mut self) -> String {
         let mut text = String::new();
         if self.below(2) == 0 {
             text.push_str(["a ", "git ", "b2 -x ", "A=1 a ", "time a "][self.below(5)]);
@@ -302,8 +345,8 @@ fn what_is_called_plain_runs_exactly_as_it_was_read() {
     let mut compared = 0;
     for ((text, read), ran) in texts.iter().zip(&read).zip(&ran) {
         let (read_words, ran_words) = (count_commands(read), count_commands(ran));
-        // A redirect that cannot be opened and `||` leave commands out; nothing may come in.
-        let partial = text.contains(['<', '>']) || text.contains("||");
+        // A redirect that cannot be opened, `||` and `if` leave commands out; nothing may come in.
+        let partial = text.contains(['<', '>']) || text.contains("||") || text.contains("if ");
         let fits = if partial {
             ran_words
                 .iter()

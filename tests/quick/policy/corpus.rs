@@ -70,6 +70,7 @@ pub(crate) fn policies() -> BTreeMap<String, Policy> {
         "P2",
         "P3",
         "P4",
+        "autonomous",
         "ci",
         "developer",
         "loose",
@@ -84,7 +85,13 @@ pub(crate) fn policies() -> BTreeMap<String, Policy> {
 }
 
 pub(crate) fn judge(policy: &Policy, tree: &Tree, case: &Case) -> PolicyDecision {
-    policy.decide(&case.request, &AgentClaims::default(), &tree.place())
+    let context = case.evaluation_context();
+    policy.decide_in_context(
+        &case.request,
+        &AgentClaims::default(),
+        &tree.place(),
+        &context,
+    )
 }
 
 /// What is wrong with a judgement, if anything is.
@@ -129,7 +136,9 @@ fn a_case_is_judged_alike_in_the_real_tree_and_in_the_one_that_is_only_described
     for case in files("cases").iter().flat_map(|file| read(file)) {
         let policy = &policies[&case.policy];
         let real = judge(policy, &tree, &case);
-        let described = policy.decide(&case.request, &AgentClaims::default(), &ground.fs_context());
+        let (place, context) = (ground.fs_context(), case.evaluation_context());
+        let claimed = AgentClaims::default();
+        let described = policy.decide_in_context(&case.request, &claimed, &place, &context);
         if (real.decision, &real.rules) != (described.decision, &described.rules) {
             differ.push(format!(
                 "{}: {} {:?}, described {} {:?}",

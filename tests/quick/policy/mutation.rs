@@ -9,6 +9,21 @@ use marshal_policy::{Policy, builtin_text};
 use crate::policy::corpus::{judge, miss, own};
 use crate::policy::tree::Tree;
 
+/// The policies that every policy extends: before their rules, and the rules.
+const EXTENDED: [&str; 2] = ["secrets", "guard"];
+
+/// What an extended policy has before its rules, and its rules.
+fn parts(name: &str) -> (&'static str, &'static str) {
+    let text = builtin_text(name).expect("the policy");
+    text.split_once("[[rule]]").expect("rules")
+}
+
+/// The settings of the guard with those of the secrets, without rules.
+fn settings() -> [String; 2] {
+    let [secrets, guard] = EXTENDED.map(|name| parts(name).0.to_owned());
+    [secrets, guard.replace("builtin:secrets", "secrets.toml")]
+}
+
 /// A policy as one text whose parts can be changed: what stands before its rules, and the rules.
 /// Those of `developer` are the guard's, too; of the others what they extend stays as it is.
 struct Pieces {
@@ -23,11 +38,10 @@ impl Pieces {
     fn of(name: &'static str) -> Self {
         let text = builtin_text(name).expect("the policy");
         let (head, rules) = text.split_once("[[rule]]").expect("rules");
-        let guard = builtin_text("guard").expect("the guard");
-        let (_, guard_rules) = guard.split_once("[[rule]]").expect("rules");
-        let guards = guard_rules
-            .split("[[rule]]")
-            .filter(|_| name == "developer");
+        let guards = EXTENDED
+            .iter()
+            .flat_map(|name| parts(name).1.split("[[rule]]"));
+        let guards = guards.filter(|_| name == "developer");
         // The rules' own examples would refuse a mutant before the corpus sees it.
         let rules = guards.chain(rules.split("[[rule]]")).map(without_examples);
         Self {
@@ -43,12 +57,19 @@ impl Pieces {
         for rule in &self.rules {
             write!(text, "[[rule]]{rule}").expect("a string");
         }
-        let guard = builtin_text("guard").expect("the guard");
-        let (settings, _) = guard.split_once("[[rule]]").expect("rules");
+        let [secrets, guard] = settings();
         if self.name == "developer" {
             text = text.replace("builtin:guard", "settings.toml");
         }
-        Policy::load(&text, "mutant", &|_| Ok(settings.to_owned())).ok()
+        let find = |name: &str| {
+            let is_secrets = name == "secrets.toml";
+            Ok(if is_secrets {
+                secrets.clone()
+            } else {
+                guard.clone()
+            })
+        };
+        Policy::load(&text, "mutant", &find).ok()
     }
 
     /// Whether no case sees a difference. What cannot be loaded is seen.
@@ -223,20 +244,22 @@ fn allows(rule: &str) -> bool {
 #[test]
 fn a_changed_setting_of_the_guard_fails_the_corpus_of_each_policy() {
     let tree = Tree::new();
-    let guard = builtin_text("guard").expect("the guard");
-    let (head, _) = guard.split_once("[[rule]]").expect("rules");
+    let whole = EXTENDED.map(|name| builtin_text(name).expect("the policy"));
     let mut mutants = Vec::new();
-    for line in head.lines().map(str::trim) {
-        let paths = line.split('"').skip(1).step_by(2);
-        for path in paths.filter(|path| path.starts_with(['@', '~', '/', '*'])) {
-            let other = head.replacen(&format!("\"{path}\""), "\"@/never\"", 1);
-            mutants.push((path.to_owned(), other));
-        }
-        for changed in changes(line) {
-            mutants.push((changed.clone(), head.replacen(line, &changed, 1)));
+    for (at, name) in EXTENDED.iter().enumerate() {
+        let head = parts(name).0;
+        for line in head.lines().map(str::trim) {
+            let paths = line.split('"').skip(1).step_by(2);
+            for path in paths.filter(|path| path.starts_with(['@', '~', '/', '*', '!'])) {
+                let other = head.replacen(&format!("\"{path}\""), "\"@/never\"", 1);
+                mutants.push((at, path.to_owned(), other));
+            }
+            for changed in changes(line) {
+                mutants.push((at, changed.clone(), head.replacen(line, &changed, 1)));
+            }
         }
     }
-    assert!(mutants.len() > 24, "{}", mutants.len());
+    assert!(mutants.len() > 100, "{}", mutants.len());
     let mut survivors = Vec::new();
     for name in NAMES {
         let cases = own(name);
@@ -245,13 +268,24 @@ fn a_changed_setting_of_the_guard_fails_the_corpus_of_each_policy() {
         // Where nobody is asked and no rule allows is denied, what asks decides nothing.
         let is_alike =
             |what: &str| text.contains("ask_as = \"deny\"") && what == "dynamic = \"allow\"";
-        for (what, other) in mutants.iter().filter(|(what, _)| !is_alike(what)) {
-            let guard = without_examples(&guard.replacen(head, other, 1));
-            let policy = Policy::load(&text, "mutant", &|_| Ok(guard.clone()));
+        for (at, what, other) in mutants.iter().filter(|(_, what, _)| !is_alike(what)) {
+            let mut texts = whole.map(str::to_owned);
+            texts[*at] = texts[*at].replacen(parts(EXTENDED[*at]).0, other, 1);
+            let [secrets, guard] = texts.map(|text| without_examples(&text));
+            let guard = guard.replace("builtin:secrets", "secrets.toml");
+            let find = |name: &str| {
+                let is_secrets = name == "secrets.toml";
+                Ok(if is_secrets {
+                    secrets.clone()
+                } else {
+                    guard.clone()
+                })
+            };
+            let policy = Policy::load(&text, "mutant", &find);
             let policy = policy.unwrap_or_else(|error| panic!("{what}: {error}"));
             let near = what.rsplit('/').find(|part| !part.contains('*'));
             if agrees(&policy, &tree, &cases, near.unwrap_or_default()) {
-                survivors.push(format!("{name}: guard with {what}"));
+                survivors.push(format!("{name}: {} with {what}", EXTENDED[*at]));
             }
         }
     }

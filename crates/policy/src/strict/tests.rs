@@ -201,3 +201,93 @@ fn characters_that_nobody_sees_are_not_plain_and_say_so() {
     }
     plain("cat café", &[&["cat", "café"]]);
 }
+
+/// The words of each command, joined by `|`, or why the text is not plain.
+fn flow(text: &str) -> String {
+    match parse_with_control_flow(text) {
+        Ok(commands) => {
+            let words = |command: &Command| {
+                let words: Vec<&str> = command.words.iter().map(|word| &*word.text).collect();
+                words.join(" ")
+            };
+            commands.iter().map(words).collect::<Vec<_>>().join("|")
+        }
+        Err(error) => format!("! {}", error.what),
+    }
+}
+
+#[test]
+fn branches_loops_and_subshells_are_their_commands() {
+    for (text, expected) in [
+        ("if [ -f x ]; then echo yes; fi", "[ -f x ]|echo yes"),
+        ("if a; then b; elif c; then d; else e; fi; f", "a|b|c|d|e|f"),
+        ("if a\nthen\nb\nfi\n", "a|b"),
+        ("(a; b); c", "a|b|c"),
+        ("( a && b )", "a|b"),
+        ("for f in a b; do wc -l \"$f\"; done", "wc -l a|wc -l b"),
+        ("for f in src/*.rs; do wc -l \"$f\"; done", "wc -l src/*.rs"),
+        ("for f in a b; do x -y${f}z; done", "x -yaz|x -ybz"),
+        ("for f in 'a b'; do x \"$f\"; done", "x a b"),
+        (
+            "for a in 1 2; do for b in 3 4; do x \"$a\" $b; done; done",
+            "x 1 3|x 1 4|x 2 3|x 2 4",
+        ),
+        ("for f in a; do if x \"$f\"; then y; fi; done", "x a|y"),
+    ] {
+        assert_eq!(flow(text), expected, "{text:?}");
+        assert!(parse_plain(text).is_err(), "{text:?}");
+    }
+}
+
+#[test]
+fn what_a_loop_or_a_branch_computes_is_not_plain() {
+    for text in [
+        "for f in a b; do $f; done",
+        "for f in a b; do x > $f; done",
+        "for f in a b; do A=$f x; done",
+        "for f in a b; do A=\"$f\" x; done",
+        "for f in 'a b'; do x $f; done",
+        "for f in *; do x $f; done",
+        "for f in $x; do y; done",
+        "for f in ~/a; do x \"$f\"; done",
+        "for f in $(x); do y \"$f\"; done",
+        "for f in a; do read f; x \"$f\"; done",
+        "for f in a; do f=b; x \"$f\"; done",
+        "for f in a; do command read f; x \"$f\"; done",
+        "for f in a; do x \"$g\"; done",
+        "for f in a; do x \"$f[0]\"; done",
+        "for f in a; do x; done; y \"$f\"",
+        "for f in a; do x; done > y",
+        "for f in a; do x; done | y",
+        "for f; do x; done",
+        "for ((;;)); do x; done",
+        "if cd x; then y; fi",
+        "(cd x; y)",
+        "(a) > b",
+        "(a) | b",
+        "(a) b",
+        "((a))",
+        "a () { b; }",
+        "a | (b)",
+        "a && (b)",
+        "a && if b; then c; fi",
+        "if a; then b",
+        "if a; b; fi",
+        "if a; then fi",
+        "if; then a; fi",
+        "then a",
+        "fi",
+        ")",
+        "(a",
+        "(a))",
+        "if a; then b; done",
+        "while a; do b; done",
+        "! (a)",
+        "time (a)",
+        "{ a; }",
+    ] {
+        assert!(flow(text).starts_with('!'), "{text:?} is {}", flow(text));
+    }
+    let many = format!("for f in {}; do x; y; done", "a ".repeat(600));
+    assert_eq!(flow(&many), "! a loop with too many commands");
+}
