@@ -48,8 +48,10 @@ pub(super) struct PathSet {
     names: Vec<Vec<Token>>,
     /// The whole patterns, for paths of which the shell computes more than a name.
     long: ShapePatterns,
-    /// The patterns with `!`: what they match is not in the set.
+    /// The patterns with `!`: what they match is not in this part of the set.
     except: Option<Globs>,
+    /// The patterns of other layers, which this layer's exceptions do not concern.
+    others: Option<Box<PathSet>>,
 }
 
 #[derive(Debug)]
@@ -128,6 +130,7 @@ impl PathSet {
             .collect();
         let has_exceptions = !except.is_empty();
         Ok(Self {
+            others: None,
             except: has_exceptions
                 .then(|| Globs::compile(&except, folded, SetReach::Below))
                 .transpose()?,
@@ -143,6 +146,12 @@ impl PathSet {
 
     /// Whether an absolute path belongs to the set.
     pub(super) fn contains(&self, path: &str, place: &FsContext<'_>, reach: SetReach) -> bool {
+        let others = self.others.as_ref();
+        self.contains_itself(path, place, reach)
+            || others.is_some_and(|others| others.contains(path, place, reach))
+    }
+
+    fn contains_itself(&self, path: &str, place: &FsContext<'_>, reach: SetReach) -> bool {
         let folded;
         let (path, workspace, home) = if self.folded {
             folded = [path, place.workspace, place.home].map(low);
@@ -184,7 +193,9 @@ impl PathSet {
         } else {
             Cow::Borrowed(shape)
         };
+        let others = self.others.as_ref();
         self.long.may_contain(&shape, place, self.folded)
+            || others.is_some_and(|others| others.may_resolve_into(&shape, place))
     }
 
     /// Whether a relative path may be in the set from an unknown directory.
@@ -200,6 +211,10 @@ impl PathSet {
             .iter()
             .any(|set| !set.globs.is_empty() && set.contains(text))
             || !globs.anywhere.globs.is_empty() && globs.anywhere.contains(&format!("/{text}"))
+            || self
+                .others
+                .as_ref()
+                .is_some_and(|others| others.may_match_relative(text))
     }
 
     /// Whether a name with `*`, `?` or `[…]` may become one of the set's names, of which it spells
@@ -223,7 +238,12 @@ impl PathSet {
                 .any(|name| (crosses || dotted || !hidden(name)) && have_common_name(&tokens, name))
         };
         let stars = pattern.match_indices(['*', '?', '[']);
-        fits(pattern) || crosses && stars.take(CROSSINGS).any(|(at, _)| fits(&pattern[at..]))
+        fits(pattern)
+            || crosses && stars.take(CROSSINGS).any(|(at, _)| fits(&pattern[at..]))
+            || self
+                .others
+                .as_ref()
+                .is_some_and(|others| others.may_expand_into(pattern, crosses))
     }
 }
 
@@ -241,7 +261,8 @@ pub(super) struct SetTable {
 
 impl SetTable {
     /// Joins the sets of all layers by name. `secrets` and `protected` always exist; their names are
-    /// compared case-insensitively. Only a built-in layer can except a name from them with `!`.
+    /// compared case-insensitively. Only the built-in `secrets` can except names with `!`, and only from
+    /// its own patterns.
     pub(super) fn compile(layers: &[Layer]) -> Result<Self, LoadError> {
         let mut joined: BTreeMap<&str, Vec<(usize, String)>> =
             [("secrets", Vec::new()), ("protected", Vec::new())].into();
@@ -256,7 +277,7 @@ impl SetTable {
                     });
                 }
                 // Tests change the text of the built-in policy.
-                let may_except = layer.name.starts_with("builtin:")
+                let may_except = layer.name == "builtin:secrets"
                     || cfg!(feature = "test-rules") && layer.name.ends_with("secrets.toml");
                 let odd = patterns.iter().find(|pattern| pattern.starts_with('!'));
                 let checked = match odd.filter(|_| !may_except) {
@@ -293,15 +314,28 @@ impl SetTable {
     /// The set `place` with the patterns of the first `layers` layers.
     fn build_set(&self, place: usize, layers: usize) -> Result<PathSet, PatternError> {
         let (name, patterns) = &self.named[place];
-        let mut patterns: Vec<String> = patterns
+        let is_folded = matches!(name.as_str(), "protected" | "secrets");
+        let excepting = patterns
             .iter()
-            .filter(|(layer, _)| *layer < layers)
-            .map(|(_, pattern)| pattern.clone())
-            .collect();
-        // A policy may repeat what it extends, and every pattern costs time for every path.
-        patterns.sort_unstable();
-        patterns.dedup();
-        PathSet::compile(&patterns, matches!(name.as_str(), "protected" | "secrets"))
+            .find(|(_, pattern)| pattern.starts_with('!'));
+        let excepting = excepting.map(|(layer, _)| *layer);
+        let compile = |is_part: &dyn Fn(usize) -> bool| {
+            let mut patterns: Vec<String> = patterns
+                .iter()
+                .filter(|(layer, _)| *layer < layers && is_part(*layer))
+                .map(|(_, pattern)| pattern.clone())
+                .collect();
+            // A policy may repeat what it extends, and every pattern costs time for every path.
+            patterns.sort_unstable();
+            patterns.dedup();
+            PathSet::compile(&patterns, is_folded)
+        };
+        let Some(excepting) = excepting.filter(|layer| *layer < layers) else {
+            return compile(&|_| true);
+        };
+        let mut own = compile(&|layer| layer == excepting)?;
+        own.others = Some(Box::new(compile(&|layer| layer != excepting)?));
+        Ok(own)
     }
 
     /// The index of a set that exists.

@@ -71,7 +71,14 @@ fn every_key_of_an_extractor_is_documented_and_no_other() {
 #[test]
 fn every_built_in_rule_is_documented_and_no_other() {
     let mut rules = BTreeSet::new();
-    for name in ["ci", "developer", "guard", "reviewer"] {
+    for name in [
+        "autonomous",
+        "ci",
+        "developer",
+        "guard",
+        "reviewer",
+        "secrets",
+    ] {
         let text = marshal_policy::builtin_text(name).expect("built in");
         let ids = text.lines().filter_map(|line| line.strip_prefix("id = \""));
         rules.extend(ids.map(|id| id.trim_end_matches('"').to_owned()));
