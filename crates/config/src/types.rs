@@ -503,7 +503,7 @@ impl WorkspaceMode {
 /// The default mask: the names of secrets that the built-in policies deny to every tool
 /// (`builtin:secrets`). Examples of settings hold no secret, and certificates of authorities are
 /// public.
-pub const DEFAULT_MASK: [&str; 36] = [
+pub const DEFAULT_MASK: [&str; 31] = [
     "**/.env",
     "**/.env.*",
     "**/*.pem",
@@ -511,9 +511,6 @@ pub const DEFAULT_MASK: [&str; 36] = [
     "**/*.p12",
     "**/*.pfx",
     "**/*.jks",
-    "**/*.keystore",
-    "**/*.kdbx",
-    "**/*.ppk",
     "**/id_rsa*",
     "**/id_dsa*",
     "**/id_ecdsa*",
@@ -529,9 +526,7 @@ pub const DEFAULT_MASK: [&str; 36] = [
     "**/.boto",
     "**/.dockercfg",
     "**/.vault-token",
-    "**/*.kubeconfig",
-    "**/*.tfstate",
-    "**/*.tfstate.backup",
+    "**/terraform.tfstate*",
     "**/.terraformrc",
     "!**/.env.example*",
     "!**/.env.*.example",

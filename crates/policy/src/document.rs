@@ -74,7 +74,6 @@ pub(super) struct RedirectText {
     pub write_inside: Option<String>,
     pub write_outside: Option<String>,
     pub write_protected: Option<String>,
-    pub write_secret: Option<String>,
 }
 
 /// `[approval]`.

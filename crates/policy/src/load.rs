@@ -61,7 +61,6 @@ pub(super) struct Redirects {
     pub write_inside: Decision,
     pub write_outside: Decision,
     pub write_protected: Decision,
-    pub write_secret: Decision,
 }
 
 pub(super) fn load(own: &[LayerText<'_>]) -> Result<Policy, LoadError> {
@@ -415,11 +414,6 @@ fn merge_shell_settings(layers: &[Layer]) -> Result<ShellSettings, LoadError> {
             write_inside: set("write_inside", |r| r.write_inside.as_deref(), Decision::Ask)?,
             write_outside,
             write_protected,
-            write_secret: set(
-                "write_secret",
-                |r| r.write_secret.as_deref(),
-                write_protected,
-            )?,
         },
     })
 }

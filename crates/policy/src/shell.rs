@@ -564,15 +564,14 @@ impl ShellEvaluator<'_, '_, '_> {
         let view = CommandView::new(&[], redirects, bases);
         let mut worst = (Decision::Allow, "dev_null");
         for path in view.redirect_targets(facts.walker) {
-            let is_protected =
+            let is_guarded =
                 facts
                     .sets
-                    .counts_as_in(path, Area::Set(self.policy.protected_set), facts.walker);
-            let is_secret = facts.sets.is_secret(path, facts.walker);
+                    .counts_as_in(path, Area::Set(self.policy.protected_set), facts.walker)
+                    || facts.sets.is_secret(path, facts.walker);
             let found = match path.location {
                 PathLocation::DevNull => (settings.dev_null, "dev_null"),
-                _ if is_secret => (settings.write_secret, "write_secret"),
-                _ if is_protected => (settings.write_protected, "write_protected"),
+                _ if is_guarded => (settings.write_protected, "write_protected"),
                 PathLocation::Outside => (settings.write_outside, "write_outside"),
                 PathLocation::Inside | PathLocation::Dynamic => {
                     (settings.write_inside, "write_inside")

@@ -291,7 +291,7 @@ async fn show_agent(name: &str, around: &SearchPaths, json: bool, streams: &mut 
 /// The starting configuration.
 fn starting(name: &str) -> String {
     format!(
-        "[pool.{name}]\nsize      = 2\nagent     = \"{name}\"\nworkspace = {{ path = \".\", mode = \"copy\" }}\npolicy    = \"developer\"\n"
+        "[pool.{name}]\nsize      = 2\nagent     = \"{name}\"\nworkspace = {{ path = \".\", mode = \"copy\" }}\npolicy    = \"autonomous\"\n"
     )
 }
 

@@ -114,6 +114,7 @@ fn a_written_configuration_runs_and_no_other_is_overwritten() {
     );
     let text = fs::read_to_string(&file).expect("supervisor.toml");
     assert!(text.starts_with("[pool.script]\n"), "{text}");
+    assert!(text.contains("policy    = \"autonomous\""), "{text}");
 
     let file_name = file.to_str().expect("a path");
     let checked = marshal(&work, path, &["--config", file_name, "config", "check"]);
@@ -122,6 +123,30 @@ fn a_written_configuration_runs_and_no_other_is_overwritten() {
     let ran = marshal(&work, path, &args);
     assert_eq!(ran.status.code(), Some(0), "{}{}", out(&ran), err(&ran));
     assert!(out(&ran).contains("started"), "{}", out(&ran));
+
+    // Its policy relies on the sandbox: where that does not confine the agent, nothing starts.
+    for (from, to, missing) in [
+        ("mode = \"copy\"", "mode = \"rw\"", "private_workspace"),
+        (
+            "agent     =",
+            "network = \"host\"\nagent     =",
+            "confined_network",
+        ),
+        ("agent     =", "launcher = \"none\"\nagent     =", "no_gaps"),
+    ] {
+        let other = work.join("weaker.toml");
+        fs::write(&other, text.replace(from, to)).expect("a file");
+        let other = other.to_str().expect("a path");
+        let checked = marshal(&work, path, &["--config", other, "config", "check"]);
+        assert_eq!(
+            checked.status.code(),
+            Some(2),
+            "{missing} {}",
+            err(&checked)
+        );
+        let refusal = format!("is only for a sandbox with {missing}");
+        assert!(err(&checked).contains(&refusal), "{}", err(&checked));
+    }
 
     // A second one is refused, whatever it would write; the first stays.
     let again = marshal(&work, path, &["agents", "--write", "codex"]);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use marshal_model::{AgentClaims, Decision};
+use marshal_model::{AgentClaims, Decision, SandboxFacts};
 use marshal_policy::{
     EvaluationContext, FsContext, LayerText, NoLinks, Policy, PolicyDecision, Request, TimeOfDay,
     builtin_text, check_layer,
@@ -58,7 +58,7 @@ fn each_condition_holds_for_each_decision_and_for_each_tool() {
         pool: Some("demo"),
         agent: Some("codex"),
         mode: Some("plan"),
-        sandbox: marshal_model::SandboxFacts::default(),
+        sandbox: SandboxFacts::default(),
         time_of_day: TimeOfDay::parse("23:30"),
         rule_uses: None,
     };
@@ -305,5 +305,161 @@ fn rules_are_proposed_for_editing_and_deleting_too() {
             let other = Request::Write { paths: paths() };
             assert_eq!(decide(&other), Decision::Ask, "{with}");
         }
+    }
+}
+
+/// What `autonomous` allows rests on every fact; without one of them it allows nothing at all.
+#[test]
+fn autonomous_allows_only_in_a_sandbox_that_confines() {
+    let policy = Policy::builtin("autonomous").expect("the policy");
+    let all = SandboxFacts::CONFINED;
+    let in_sandbox = |command: &str, sandbox| {
+        let context = EvaluationContext {
+            sandbox,
+            ..EvaluationContext::default()
+        };
+        on(&policy, command, &context)
+    };
+    for command in [
+        "npm test && git commit -am x",
+        "for f in *; do sed -i \"s/$(date)/x/\" \"$f\"; done",
+        "curl -s http://localhost:3000/ | python3 -c 'print(1)' > .github/workflows/x.yml",
+        "if [",
+        "l\u{456} -la",
+    ] {
+        assert_eq!(
+            in_sandbox(command, all).decision,
+            Decision::Allow,
+            "{command}"
+        );
+        for weaker in [
+            SandboxFacts {
+                has_no_gaps: false,
+                ..all
+            },
+            SandboxFacts {
+                has_private_workspace: false,
+                ..all
+            },
+            SandboxFacts {
+                has_confined_network: false,
+                ..all
+            },
+            SandboxFacts::default(),
+        ] {
+            let judged = in_sandbox(command, weaker);
+            assert_eq!(judged.decision, Decision::Deny, "{command} {weaker:?}");
+            assert_eq!(judged.rules, ["requires_sandbox"], "{command}");
+            assert!(
+                judged.reason.contains("is only for a sandbox with"),
+                "{}",
+                judged.reason
+            );
+        }
+    }
+    for (command, rule) in [
+        ("cat .env.local", "guard-secret"),
+        ("sudo ls", "guard-privilege"),
+        ("x=1; git push origin HEAD", "publish-git"),
+        ("sh -c 'npm publish'", "publish-package"),
+        ("twine upload dist/*", "publish-upload"),
+        ("gh pr create --fill", "publish-forge"),
+        ("ls ~/.local/state/marshal", "supervisor"),
+        ("echo x > server.key", "guard-secret"),
+    ] {
+        let judged = in_sandbox(command, all);
+        assert_eq!(judged.decision, Decision::Deny, "{command}");
+        assert!(
+            judged.rules.iter().any(|id| id == rule),
+            "{command}: {:?}",
+            judged.rules
+        );
+    }
+}
+
+/// Rules of `developer` that run the repository's code ask where the sandbox has gaps.
+#[test]
+fn developer_runs_code_of_the_repository_only_in_a_sandbox_without_gaps() {
+    let policy = Policy::builtin("developer").expect("the policy");
+    for command in [
+        "npm test",
+        "cargo test",
+        "make",
+        "./gradlew test",
+        "git commit -m x",
+    ] {
+        let decided = |has_no_gaps| {
+            let sandbox = SandboxFacts {
+                has_no_gaps,
+                ..SandboxFacts::default()
+            };
+            let context = EvaluationContext {
+                sandbox,
+                ..EvaluationContext::default()
+            };
+            on(&policy, command, &context).decision
+        };
+        assert_eq!(decided(true), Decision::Allow, "{command}");
+        assert_eq!(decided(false), Decision::Ask, "{command}");
+    }
+}
+
+/// A policy of an operator can use the facts, and cannot misuse what relies on them.
+#[test]
+fn rules_that_rely_on_the_sandbox_are_checked_when_they_are_loaded() {
+    let load = |text: &str| {
+        let text = format!("schema = 1\nname = \"t\"\ndefault = \"ask\"\n{text}");
+        Policy::load(&text, "t", &|_| Err(String::new()))
+    };
+    let rule = |decision: &str, rest: &str| {
+        load(&format!(
+            "[[rule]]\nid = \"a\"\ndecision = \"{decision}\"\ntool = \"shell\"\n{rest}"
+        ))
+    };
+    let every = "sandbox = [\"no_gaps\", \"private_workspace\", \"confined_network\"]\n";
+    assert!(rule("allow", &format!("any_command = true\n{every}")).is_ok());
+    for (why, result) in [
+        (
+            "needs `sandbox` with every fact",
+            rule("allow", "any_command = true"),
+        ),
+        (
+            "needs `sandbox` with every fact",
+            rule("allow", "any_command = true\nsandbox = \"no_gaps\""),
+        ),
+        (
+            "without conditions on the command",
+            rule(
+                "allow",
+                &format!("any_command = true\nargv = [\"ls\"]\n{every}"),
+            ),
+        ),
+        (
+            "only for rules that allow",
+            rule("deny", &format!("argv = [\"ls\"]\n{every}")),
+        ),
+        (
+            "is not a fact of a sandbox",
+            rule("allow", "argv = [\"ls\"]\nsandbox = \"gaps\""),
+        ),
+        (
+            "can only be `inside`",
+            rule("allow", "program = \"outside\""),
+        ),
+        (
+            "only for rules that allow",
+            rule("deny", "argv = [\"sed\"]\nharmless_script = true"),
+        ),
+        ("requires_sandbox", load("requires_sandbox = [\"no_gap\"]")),
+        ("must begin with", load("[paths]\nsecrets = [\"!**/.env\"]")),
+    ] {
+        let error = result.expect_err(why);
+        let mut text = error.to_string();
+        let mut source = std::error::Error::source(&error);
+        while let Some(inner) = source {
+            text.push_str(&inner.to_string());
+            source = inner.source();
+        }
+        assert!(text.contains(why), "{why}: {text}");
     }
 }
