@@ -377,33 +377,6 @@ fn autonomous_allows_only_in_a_sandbox_that_confines() {
     }
 }
 
-/// Rules of `developer` that run the repository's code ask where the sandbox has gaps.
-#[test]
-fn developer_runs_code_of_the_repository_only_in_a_sandbox_without_gaps() {
-    let policy = Policy::builtin("developer").expect("the policy");
-    for command in [
-        "npm test",
-        "cargo test",
-        "make",
-        "./gradlew test",
-        "git commit -m x",
-    ] {
-        let decided = |has_no_gaps| {
-            let sandbox = SandboxFacts {
-                has_no_gaps,
-                ..SandboxFacts::default()
-            };
-            let context = EvaluationContext {
-                sandbox,
-                ..EvaluationContext::default()
-            };
-            on(&policy, command, &context).decision
-        };
-        assert_eq!(decided(true), Decision::Allow, "{command}");
-        assert_eq!(decided(false), Decision::Ask, "{command}");
-    }
-}
-
 /// A policy of an operator can use the facts, and cannot misuse what relies on them.
 #[test]
 fn rules_that_rely_on_the_sandbox_are_checked_when_they_are_loaded() {
@@ -462,4 +435,55 @@ fn rules_that_rely_on_the_sandbox_are_checked_when_they_are_loaded() {
         }
         assert!(text.contains(why), "{why}: {text}");
     }
+}
+
+/// Programs of the workspace by their paths, harmless scripts, and control flow, in a policy of an
+/// operator.
+#[test]
+fn own_programs_harmless_scripts_and_control_flow_are_allowed_where_a_policy_says_so() {
+    let text = "schema = 1\nname = \"t\"\nextends = [\"builtin:developer\"]\n[shell]\ncontrol_flow = true\n\
+        [[rule]]\nid = \"own\"\ndecision = \"allow\"\ntool = \"shell\"\nprogram = \"inside\"\npaths = \"inside\"\nsandbox = \"no_gaps\"\n\
+        [[rule]]\nid = \"scripts\"\ndecision = \"allow\"\ntool = \"shell\"\nargv = [[\"sed\", \"awk\"]]\npaths = \"inside\"\nharmless_script = true\n";
+    let policy = Policy::load(text, "t", &none).expect("a policy");
+    let context = EvaluationContext {
+        sandbox: SandboxFacts::CONFINED,
+        ..EvaluationContext::default()
+    };
+    for command in [
+        "./gradlew test",
+        "scripts/run.sh a",
+        "sed -i s/a/b/ src/a",
+        "awk '{print $1}' src/a",
+        "if [ -d src ]; then ls src; fi",
+        "for f in a b; do cat \"$f\"; done",
+        "(cat a; ls)",
+    ] {
+        let decided = on(&policy, command, &context).decision;
+        let expected = if command.contains("[ ") {
+            Decision::Ask
+        } else {
+            Decision::Allow
+        };
+        assert_eq!(decided, expected, "{command}");
+    }
+    for command in [
+        "../x",
+        "/tmp/x",
+        ".git/hooks/pre-commit",
+        "~/x",
+        "./x /etc/passwd",
+        "sed -n 1e src/a",
+        "awk 'BEGIN{system(\"id\")}'",
+        "for f in a b; do rm \"$f\"; done",
+        "for f in a; do cat ../../\"$f\"; done",
+        "(cd ..; ls)",
+    ] {
+        assert_ne!(
+            on(&policy, command, &context).decision,
+            Decision::Allow,
+            "{command}"
+        );
+    }
+    let open = EvaluationContext::default();
+    assert_eq!(on(&policy, "./gradlew test", &open).decision, Decision::Ask);
 }
