@@ -34,10 +34,6 @@ pub(super) fn compile_rule(
     mut text: RuleText,
     sets: &mut SetLookup<'_>,
 ) -> Result<(Rule, Vec<ToolClass>), String> {
-    let is_any_command = text.any_command;
-    if text.program.as_ref().is_some_and(|place| place != "inside") {
-        return Err("`program` can only be `inside`".to_owned());
-    }
     let named = !text.id.is_empty()
         && text
             .id
@@ -55,17 +51,7 @@ pub(super) fn compile_rule(
     let tools = parse_tool_classes(&text.tool)?;
     let when = ContextConditions::from_rule(&text, decision)?.map(Box::new);
     conditions::check(&text, &tools, decision)?;
-    if is_any_command
-        && !when
-            .as_ref()
-            .is_some_and(|when| when.requires_confinement())
-    {
-        let all: Vec<_> = SandboxFact::ALL.iter().map(|fact| fact.as_str()).collect();
-        return Err(format!(
-            "`any_command` needs `sandbox` with every fact: `{}`",
-            all.join("`, `")
-        ));
-    }
+    check_confinement(&text, when.as_deref())?;
     let permits = decision == Decision::Allow;
     let (whole, except) = match decision {
         Decision::Allow => (Role::Permit, Role::Forbid),
@@ -131,7 +117,7 @@ pub(super) fn compile_rule(
             name: globs("name", text.name)?,
             args,
         },
-        is_any_command,
+        is_any_command: text.any_command,
         is_own_program: text.program.is_some(),
         needs_harmless_script: text.harmless_script,
         when,
@@ -140,6 +126,21 @@ pub(super) fn compile_rule(
         fault: text.fault,
     };
     Ok((rule, tools))
+}
+
+/// Checks the keys that rely on the sandbox or on the workspace as a whole.
+fn check_confinement(text: &RuleText, when: Option<&ContextConditions>) -> Result<(), String> {
+    if text.program.as_ref().is_some_and(|place| place != "inside") {
+        return Err("`program` can only be `inside`".to_owned());
+    }
+    if text.any_command && !when.is_some_and(ContextConditions::requires_confinement) {
+        let all: Vec<_> = SandboxFact::ALL.iter().map(|fact| fact.as_str()).collect();
+        return Err(format!(
+            "`any_command` needs `sandbox` with every fact: `{}`",
+            all.join("`, `")
+        ));
+    }
+    Ok(())
 }
 
 fn regex(text: &str) -> Result<regex::Regex, String> {

@@ -72,34 +72,33 @@ fn is_harmless_sed(script: &str) -> bool {
 
 /// Skips `ADDR`, `ADDR,ADDR` and `!`; `None` if an address is unusual.
 fn skip_addresses(text: &[u8]) -> Option<&[u8]> {
-    let mut rest = text;
-    if let Some(after) = skip_address(rest)? {
-        rest = after;
-        if let Some(second) = rest.strip_prefix(b",") {
-            let second = second.strip_prefix(b"+").unwrap_or(second);
-            rest = skip_address(second)??;
-        }
+    let mut rest = skip_address(text)?;
+    if rest.len() < text.len()
+        && let Some(second) = rest.strip_prefix(b",")
+    {
+        let second = second.strip_prefix(b"+").unwrap_or(second);
+        rest = skip_address(second).filter(|after| after.len() < second.len())?;
     }
     rest = rest.trim_ascii_start();
     Some(rest.strip_prefix(b"!").unwrap_or(rest).trim_ascii_start())
 }
 
-/// Skips one address; `Some(None)` if there is none.
-fn skip_address(text: &[u8]) -> Option<Option<&[u8]>> {
+/// Skips one address, if there is one; `None` if it is unusual.
+fn skip_address(text: &[u8]) -> Option<&[u8]> {
     Some(match text.first()? {
-        b'$' => Some(&text[1..]),
+        b'$' => &text[1..],
         b'0'..=b'9' => {
             let end = text
                 .iter()
                 .position(|byte| !byte.is_ascii_digit() && *byte != b'~');
-            Some(&text[end.unwrap_or(text.len())..])
+            &text[end.unwrap_or(text.len())..]
         }
         b'/' => {
             let after = skip_part(&text[1..], b'/')?;
-            Some(after.strip_prefix(b"I").unwrap_or(after))
+            after.strip_prefix(b"I").unwrap_or(after)
         }
         b'\\' => return None,
-        _ => None,
+        _ => text,
     })
 }
 
