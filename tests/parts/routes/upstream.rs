@@ -208,7 +208,9 @@ fn an_upstream_that_sends_the_key_back_is_cut_off() {
         let _ = to.write_all(format!("{:x}\r\n{end}\r\n0\r\n\r\n", end.len()).as_bytes());
     });
     // One byte at a time, as it is and escaped: nothing of it is forwarded.
-    let escaped: String = KEY.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let escaped = KEY
+        .bytes()
+        .fold(String::new(), |text, byte| format!("{text}%{byte:02x}"));
     let in_pieces = |text: String| {
         Provider::start(move |_, _, to| {
             let _ = to.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
