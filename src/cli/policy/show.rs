@@ -17,7 +17,7 @@ const NAME: usize = 120;
 /// `policy show …`
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
-    /// A [policy.NAME] of the configuration, or a built-in policy: developer, ci, reviewer or guard
+    /// A [policy.NAME] of the configuration, or a built-in policy: autonomous, developer, ci, reviewer, guard or secrets
     pub name: String,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn show(
             .ok_or_else(|| {
                 let name = safe(&args.name, NAME);
                 PolicyCommandError::Usage(format!(
-                    "there is no policy {name:?}: it is not built in (developer, ci, reviewer, guard), \
+                    "there is no policy {name:?}: it is not built in (autonomous, developer, ci, reviewer, guard, secrets), \
                     and the configuration has no [policy.{name}]"
                 ))
             })?

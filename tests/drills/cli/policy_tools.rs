@@ -64,7 +64,7 @@ fn check_ends_with_its_verdict_and_with_3_for_everything_else() {
     for part in [
         "part 1: allow",
         "part 2: deny",
-        "rule guard-privilege of builtin:guard",
+        "rule guard-privilege of builtin:secrets",
         "| sudo",
     ] {
         assert!(ran.stdout.contains(part), "{part:?} in {}", ran.all());
