@@ -51,7 +51,7 @@ keywords!(
 );
 
 /// The built-in policies.
-pub(super) const BUILT_IN_POLICIES: &[&str] = &["autonomous", "developer", "ci", "reviewer"];
+pub(super) const BUILT_IN_POLICIES: &[&str] = &["developer", "ci", "reviewer", "autonomous"];
 
 /// Built-in policies of the format that this version does not have.
 pub(super) const UNSUPPORTED_POLICIES: &[&str] = &[];

@@ -134,8 +134,9 @@ fn a_written_configuration_runs_and_no_other_is_overwritten() {
         ),
         ("agent     =", "launcher = \"none\"\nagent     =", "no_gaps"),
     ] {
-        let other = work.join("weaker.toml");
-        fs::write(&other, text.replace(from, to)).expect("a file");
+        let other = dir.path().join("weaker.toml");
+        let weaker = text.replace("path = \".\"", "path = \"project\"");
+        fs::write(&other, weaker.replace(from, to)).expect("a file");
         let other = other.to_str().expect("a path");
         let checked = marshal(&work, path, &["--config", other, "config", "check"]);
         assert_eq!(

@@ -222,10 +222,10 @@ fn names_must_lead_somewhere() {
     check("sandbox = \"standart\"", "pool.demo.sandbox: expected \"standard\" or \"strict\" or the name of a [sandbox.NAME], found \"standart\"…did you mean standard?");
     check("sandbox = 4", "pool.demo.sandbox: expected a string");
     check("policy = \"develper\"", "did you mean developer?");
-    check("policy = \"\"", "expected \"autonomous\", \"developer\", \"ci\" or \"reviewer\" or the name of a [policy.NAME]");
+    check("policy = \"\"", "expected \"developer\", \"ci\", \"reviewer\" or \"autonomous\" or the name of a [policy.NAME]");
     check("policy = [\"developer\"]", "expected a string, found an array");
     let own = "[policy.own]\nfile = \"p.toml\"\n";
-    whole(&format!("{own}{}", pool("policy = \"owm\"")), "expected \"autonomous\", \"developer\", \"ci\", \"reviewer\" or \"own\" or the name of a [policy.NAME], found \"owm\"…did you mean own?");
+    whole(&format!("{own}{}", pool("policy = \"owm\"")), "expected \"developer\", \"ci\", \"reviewer\", \"autonomous\" or \"own\" or the name of a [policy.NAME], found \"owm\"…did you mean own?");
     // A faulty profile is one fault, not one more for every pool that names it.
     whole(&format!("[sandbox.own]\nproc = 1\n{}", pool("sandbox = \"own\"")), "sandbox.own.proc");
 }
