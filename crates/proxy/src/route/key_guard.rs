@@ -160,16 +160,18 @@ enum Escape {
 
 fn match_escape(text: &[u8], wanted: u8) -> Escape {
     match text.first() {
-        Some(b'%') => match_hex(text, 1, b"", 2, wanted),
+        Some(b'%') => match_hex(text, 1, b"", wanted),
         Some(b'\\') => {
-            let slashes = text.iter().take_while(|byte| **byte == b'\\').count();
+            // Bounded: a text of backslashes alone must not be counted from each of them.
+            let slashes = text.iter().take(BACKSLASHES + 1);
+            let slashes = slashes.take_while(|byte| **byte == b'\\').count();
             if slashes > BACKSLASHES {
                 return Escape::Nothing;
             }
             match text.get(slashes) {
                 None => Escape::Beginning,
-                Some(b'u') => match_hex(text, slashes + 1, b"00", 2, wanted),
-                Some(b'x') => match_hex(text, slashes + 1, b"", 2, wanted),
+                Some(b'u') => match_hex(text, slashes + 1, b"00", wanted),
+                Some(b'x') => match_hex(text, slashes + 1, b"", wanted),
                 Some(byte) if *byte == wanted && !wanted.is_ascii_alphanumeric() => {
                     Escape::Whole(slashes + 1)
                 }
@@ -181,14 +183,15 @@ fn match_escape(text: &[u8], wanted: u8) -> Escape {
     }
 }
 
-/// Matches `prefix` and then `digits` hexadecimal digits with the value `wanted`, from `at` on.
-fn match_hex(text: &[u8], at: usize, prefix: &[u8], digits: usize, wanted: u8) -> Escape {
-    let expected = [prefix, format!("{wanted:02x}").as_bytes()].concat();
-    let end = at + prefix.len() + digits;
+/// Matches `prefix` and then two hexadecimal digits with the value `wanted`, from `at` on.
+fn match_hex(text: &[u8], at: usize, prefix: &[u8], wanted: u8) -> Escape {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let own = [wanted >> 4, wanted & 15].map(|digit| DIGITS[usize::from(digit)]);
+    let end = at + prefix.len() + own.len();
     let present = &text[at.min(text.len())..end.min(text.len())];
     let fits = present
         .iter()
-        .zip(&expected)
+        .zip(prefix.iter().chain(&own))
         .all(|(byte, expected)| byte.eq_ignore_ascii_case(expected));
     match fits {
         false => Escape::Nothing,
@@ -394,6 +397,14 @@ mod tests {
             "sk-task\n\n".replace("task", "tesk")
         );
         assert!(!guard.holds_back());
+    }
+
+    #[test]
+    fn a_large_text_of_beginnings_is_searched_in_one_pass() {
+        let forms = KeyForms::new(KEY.as_bytes());
+        for text in ["\\", "%", "&#", "sk-", "c2st"] {
+            assert!(!forms.is_in(text.repeat(1 << 20).as_bytes()), "{text}");
+        }
     }
 
     proptest! {

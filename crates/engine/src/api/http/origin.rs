@@ -81,7 +81,7 @@ fn is_origin_allowed(names: &HostNames, peer: Peer, headers: &HeaderMap) -> bool
         let is_own_scheme = port == names.default_port;
         let named = named.parse::<Authority>();
         named.is_ok_and(|named| {
-            names.is_behind_proxy(&named, port) || is_own_scheme && names.has(peer, &named, port)
+            (is_own_scheme || names.is_behind_proxy(&named, port)) && names.has(peer, &named, port)
         })
     })
 }
