@@ -151,15 +151,6 @@ impl Policy {
     /// Evaluates a request to the client. Returns the decision and, unless it is a denial, the
     /// evaluated place: an absolute path without links, below the workspace. The directory of a
     /// terminal may also be the workspace itself.
-    pub fn decide_client(
-        &self,
-        request: &ClientRequest,
-        at: &FsContext<'_>,
-    ) -> (PolicyDecision, Option<String>) {
-        self.decide_client_in_context(request, at, &EvaluationContext::default())
-    }
-
-    /// The same in this context.
     pub fn decide_client_in_context(
         &self,
         request: &ClientRequest,

@@ -4,7 +4,7 @@
 //! know links or words: it compares absolute paths.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use globset::{Candidate, GlobBuilder, GlobSet, GlobSetBuilder};
 
@@ -49,7 +49,7 @@ pub(super) struct PathSet {
     /// The whole patterns, for paths of which the shell computes more than a name.
     long: ShapePatterns,
     /// The patterns with `!`: what they match is not in this part of the set.
-    except: Option<Globs>,
+    except: Globs,
     /// The patterns of other layers, which this layer's exceptions do not concern.
     others: Option<Box<PathSet>>,
 }
@@ -128,12 +128,9 @@ impl PathSet {
             .iter()
             .map(|pattern| pattern[1..].to_owned())
             .collect();
-        let has_exceptions = !except.is_empty();
         Ok(Self {
             others: None,
-            except: has_exceptions
-                .then(|| Globs::compile(&except, folded, SetReach::Below))
-                .transpose()?,
+            except: Globs::compile(&except, folded, SetReach::Below)?,
             folded,
             below: Globs::compile(patterns, folded, SetReach::Below)?,
             wide: Globs::compile(patterns, folded, SetReach::SelfAndBelow)?,
@@ -182,7 +179,7 @@ impl PathSet {
                 || under(&globs.home, home)
                 || !globs.anywhere.globs.is_empty() && globs.anywhere.contains(path)
         };
-        is_in(globs) && !self.except.as_ref().is_some_and(is_in)
+        is_in(globs) && !is_in(&self.except)
     }
 
     /// Whether a path of which the shell computes directories may lead into the set; see
@@ -261,8 +258,8 @@ pub(super) struct SetTable {
 
 impl SetTable {
     /// Joins the sets of all layers by name. `secrets` and `protected` always exist; their names are
-    /// compared case-insensitively. Only the built-in `secrets` can except names with `!`, and only from
-    /// its own patterns.
+    /// compared case-insensitively. A pattern with `!` excepts paths from the patterns of its own layer
+    /// only.
     pub(super) fn compile(layers: &[Layer]) -> Result<Self, LoadError> {
         let mut joined: BTreeMap<&str, Vec<(usize, String)>> =
             [("secrets", Vec::new()), ("protected", Vec::new())].into();
@@ -276,15 +273,7 @@ impl SetTable {
                         expected: "a name that is not built in".to_owned(),
                     });
                 }
-                // Tests change the text of the built-in policy.
-                let may_except = layer.name == "builtin:secrets"
-                    || cfg!(feature = "test-rules") && layer.name.ends_with("secrets.toml");
-                let odd = patterns.iter().find(|pattern| pattern.starts_with('!'));
-                let checked = match odd.filter(|_| !may_except) {
-                    Some(odd) => Err(PatternError::Rootless(odd.clone())),
-                    None => PathSet::compile(patterns, false),
-                };
-                checked.map_err(|source| LoadError::Pattern {
+                PathSet::compile(patterns, false).map_err(|source| LoadError::Pattern {
                     policy: layer.name.clone(),
                     set: name.clone(),
                     source,
@@ -315,10 +304,11 @@ impl SetTable {
     fn build_set(&self, place: usize, layers: usize) -> Result<PathSet, PatternError> {
         let (name, patterns) = &self.named[place];
         let is_folded = matches!(name.as_str(), "protected" | "secrets");
-        let excepting = patterns
+        let excepting: BTreeSet<usize> = patterns
             .iter()
-            .find(|(_, pattern)| pattern.starts_with('!'));
-        let excepting = excepting.map(|(layer, _)| *layer);
+            .filter(|(layer, pattern)| *layer < layers && pattern.starts_with('!'))
+            .map(|(layer, _)| *layer)
+            .collect();
         let compile = |is_part: &dyn Fn(usize) -> bool| {
             let mut patterns: Vec<String> = patterns
                 .iter()
@@ -330,12 +320,12 @@ impl SetTable {
             patterns.dedup();
             PathSet::compile(&patterns, is_folded)
         };
-        let Some(excepting) = excepting.filter(|layer| *layer < layers) else {
-            return compile(&|_| true);
-        };
-        let mut own = compile(&|layer| layer == excepting)?;
-        own.others = Some(Box::new(compile(&|layer| layer != excepting)?));
-        Ok(own)
+        let rest = compile(&|layer| !excepting.contains(&layer))?;
+        excepting.iter().try_fold(rest, |others, layer| {
+            let mut own = compile(&|other| other == *layer)?;
+            own.others = Some(Box::new(others));
+            Ok(own)
+        })
     }
 
     /// The index of a set that exists.

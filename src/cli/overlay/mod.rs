@@ -20,8 +20,8 @@ use super::policies;
 use super::streams::Streams;
 use marshal_config::{Config, ConfigErrors};
 use marshal_model::untrusted::escape_for_display;
-use marshal_model::{ClientRequest, Decision, SessionId};
-use marshal_policy::{FsContext, NoLinks, Policy};
+use marshal_model::{ClientRequest, Decision, SandboxFacts, SessionId};
+use marshal_policy::{EvaluationContext, FsContext, NoLinks, Policy};
 use marshal_sandbox::state_dir::list_overlay_roots;
 use marshal_sandbox::workspace::overlay::apply::{self, ApplyError};
 use marshal_sandbox::workspace::overlay::apply_plan::{self, ApplyPlan, ChangeDecision};
@@ -212,12 +212,14 @@ fn plan_changes(
         OverlayFailure::System(format!("cannot load the guard policy: {error}"))
     })?;
     let program: PathBuf = "/proc/self/exe".into();
-    let judge = |path: &str| decide_write(&[&guard, &policy.policy], path);
+    // The sandbox in which the agent wrote them: a policy may rely on it.
+    let sandbox = config.sandbox_facts(pool);
+    let judge = |path: &str| decide_write(&[&guard, &policy.policy], sandbox, path);
     Ok(apply_plan::plan_apply(overlay, &program, &judge, texts)?)
 }
 
 /// The strictest decision of the policies on a write to this path of the workspace.
-fn decide_write(policies: &[&Policy], path: &str) -> ChangeDecision {
+fn decide_write(policies: &[&Policy], sandbox: SandboxFacts, path: &str) -> ChangeDecision {
     let at = FsContext {
         workspace: WORKSPACE_INSIDE,
         home: HOME_INSIDE,
@@ -226,9 +228,13 @@ fn decide_write(policies: &[&Policy], path: &str) -> ChangeDecision {
         resolver: &NoLinks,
     };
     let request = ClientRequest::Write(format!("{WORKSPACE_INSIDE}/{path}"));
+    let context = EvaluationContext {
+        sandbox,
+        ..EvaluationContext::default()
+    };
     let mut verdict = ChangeDecision::Allow;
     for policy in policies {
-        let (decision, _) = policy.decide_client(&request, &at);
+        let (decision, _) = policy.decide_client_in_context(&request, &at, &context);
         let rule = decision.rules.first().map_or("default", String::as_str);
         let why = format!("{} ({rule})", decision.reason);
         match decision.decision {
@@ -296,4 +302,33 @@ fn apply_plan(
         streams,
     );
     Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_agent_wrote_in_its_sandbox_is_applied_but_nothing_that_others_obey() {
+        let none = |_: &str| Err(String::new());
+        let guard = Policy::load(GUARD, "apply", &none).expect("the guard");
+        let policy = Policy::builtin("autonomous").expect("the policy");
+        let decide = |sandbox, path| decide_write(&[&guard, &policy], sandbox, path);
+        let confined = SandboxFacts::CONFINED;
+        assert!(matches!(decide(confined, "src/a"), ChangeDecision::Allow));
+        for path in [
+            ".github/workflows/ci.yml",
+            ".vscode/tasks.json",
+            ".git/config",
+            "a/.env",
+        ] {
+            let decided = decide(confined, path);
+            assert!(matches!(decided, ChangeDecision::Deny(_)), "{path}");
+        }
+        let decided = decide(SandboxFacts::default(), "src/a");
+        assert!(
+            matches!(decided, ChangeDecision::Deny(_)),
+            "its sandbox has gaps"
+        );
+    }
 }

@@ -424,7 +424,6 @@ fn rules_that_rely_on_the_sandbox_are_checked_when_they_are_loaded() {
             rule("deny", "argv = [\"sed\"]\nharmless_script = true"),
         ),
         ("requires_sandbox", load("requires_sandbox = [\"no_gap\"]")),
-        ("must begin with", load("[paths]\nsecrets = [\"!**/.env\"]")),
     ] {
         let error = result.expect_err(why);
         let mut text = error.to_string();
@@ -486,4 +485,34 @@ fn own_programs_harmless_scripts_and_control_flow_are_allowed_where_a_policy_say
     }
     let open = EvaluationContext::default();
     assert_eq!(on(&policy, "./gradlew test", &open).decision, Decision::Ask);
+}
+
+/// An exception of one layer takes nothing away from what another denies.
+#[test]
+fn an_exception_concerns_only_the_patterns_of_its_own_layer() {
+    let secrets = |patterns: &str| {
+        format!(
+            "schema = 1\nname = \"t\"\ndefault = \"allow\"\n[paths]\nsecrets = [{patterns}]\n\
+             [[rule]]\nid = \"s\"\ndecision = \"deny\"\ntool = \"shell\"\nany_path = \"secrets\"\n"
+        )
+    };
+    let open = secrets("\"**/.env.*\", \"!**/.env.example\"");
+    let context = EvaluationContext::default();
+    let alone = load(&[&open]);
+    assert_eq!(
+        on(&alone, "cat .env.example", &context).decision,
+        Decision::Allow
+    );
+    assert_eq!(
+        on(&alone, "cat .env.local", &context).decision,
+        Decision::Deny
+    );
+    let closed = secrets("\"**/.env.*\"").replace("id = \"s\"", "id = \"other\"");
+    for layers in [[&*open, &*closed], [&*closed, &*open]] {
+        let both = load(&layers);
+        assert_eq!(
+            on(&both, "cat .env.example", &context).decision,
+            Decision::Deny
+        );
+    }
 }

@@ -29,7 +29,7 @@ impl Resolver for Tree {
 
 fn decided(request: &ClientRequest) -> (PolicyDecision, Option<String>) {
     let policy = Policy::builtin("developer").expect("developer");
-    policy.decide_client(
+    policy.decide_client_in_context(
         request,
         &FsContext {
             workspace: "/workspace",
@@ -37,6 +37,7 @@ fn decided(request: &ClientRequest) -> (PolicyDecision, Option<String>) {
             cwd: Some("/workspace"),
             resolver: &Tree,
         },
+        &EvaluationContext::default(),
     )
 }
 
@@ -336,7 +337,7 @@ fn an_edit_is_refused_where_only_reading_is() {
     };
     let decided = |path: &str, call: &dyn Fn(String) -> marshal_model::EngineCall| {
         let request = ClientRequest::Tool(Box::new(call(path.to_owned()).policy_request()));
-        policy.decide_client(&request, &at)
+        policy.decide_client_in_context(&request, &at, &EvaluationContext::default())
     };
     let edit = |path| marshal_model::EngineCall::Edit {
         path,
