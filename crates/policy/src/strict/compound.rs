@@ -226,7 +226,8 @@ impl Reader<'_> {
             match self.peek(0) {
                 Some(b' ' | b'\t') => self.at += 1,
                 Some(b';' | b'\n') => break,
-                None | Some(b'&' | b'|' | b'<' | b'>' | b'#') => {
+                // A word would be empty there.
+                None | Some(b'&' | b'|' | b'<' | b'>' | b'#' | b')') => {
                     return Err(self.not_plain("an unusual loop"));
                 }
                 Some(_) => words.push(self.word()?.0),
