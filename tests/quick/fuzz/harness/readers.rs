@@ -7,8 +7,8 @@ use marshal_config::{Config, DialectDefinition, Origin};
 use marshal_dialect::mcp::{Effect, Server};
 use marshal_journal::codec;
 use marshal_model::limits::{EGRESS_HELLO_BYTES, EGRESS_HELLO_EXTENSIONS, TOOL_CALLS};
-use marshal_model::{AgentClaims, Decision, EngineTool};
-use marshal_policy::{FsContext, NoLinks, Policy, ReadTarget, Request};
+use marshal_model::{AgentClaims, Decision, EngineTool, SandboxFacts};
+use marshal_policy::{EvaluationContext, FsContext, NoLinks, Policy, ReadTarget, Request};
 use marshal_proxy::egress::{self, ParseProgress};
 use marshal_proxy::route;
 use marshal_wire::ndjson::{LineDecoder, LineError};
@@ -178,9 +178,12 @@ pub(super) fn config(input: &[u8]) {
 pub(super) fn shell(input: &[u8]) {
     static POLICIES: OnceLock<Vec<Policy>> = OnceLock::new();
     let policies = POLICIES.get_or_init(|| {
-        let names = ["developer", "reviewer", "ci", "guard"];
-        let found: Vec<_> = names.into_iter().filter_map(Policy::builtin).collect();
-        assert!(!found.is_empty(), "there are no policies");
+        let names = ["autonomous", "developer", "reviewer", "ci"];
+        let found = names.into_iter().filter_map(Policy::builtin);
+        let flow = "schema = 1\nname = \"flow\"\nextends = [\"builtin:developer\"]\n[shell]\ncontrol_flow = true";
+        let flow = Policy::load(flow, "flow", &|name| Err(format!("there is no {name}")));
+        let found: Vec<_> = found.chain(flow.ok()).collect();
+        assert_eq!(found.len(), 5, "a policy is missing");
         found
     });
     let text = String::from_utf8_lossy(&input[..input.len().min(8 << 10)]).into_owned();
@@ -206,22 +209,29 @@ pub(super) fn shell(input: &[u8]) {
             method: None,
         },
     ];
+    let context = EvaluationContext {
+        sandbox: SandboxFacts::CONFINED,
+        ..EvaluationContext::default()
+    };
     // One of them for each input: each costs as much as the rest of it.
     if let Some(policy) = policies.get(input.len() % policies.len()) {
         for request in &requests {
-            let judged = policy.decide(request, &AgentClaims::default(), &at);
+            let judged = policy.decide_in_context(request, &AgentClaims::default(), &at, &context);
             assert!(
                 !judged.rules.iter().any(|rule| rule == "engine_error"),
                 "the engine failed"
             );
             assert!(!judged.reason.contains('\n'), "{:?}", judged.reason);
-            // What is not plain is never allowed by a rule.
+            // What is not plain is never allowed by a rule, but where the sandbox confines all of it.
             let plain = judged.facts.not_plain.is_none();
+            let is_confined = policy.name() == "autonomous";
             assert!(
-                plain || judged.decision != Decision::Allow,
+                plain || is_confined || judged.decision != Decision::Allow,
                 "{text:?} is allowed"
             );
-            assert_eq!(judged, policy.decide(request, &AgentClaims::default(), &at));
+            let claimed = AgentClaims::default();
+            let again = policy.decide_in_context(request, &claimed, &at, &context);
+            assert_eq!(judged, again);
         }
         let _ = marshal_policy::resolve_cwd_change(&requests[0], &at);
     }
