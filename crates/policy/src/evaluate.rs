@@ -51,6 +51,8 @@ pub(super) struct Outcome {
     /// Rules and settings that apply to the whole request.
     pub hits: Vec<Hit>,
     pub not_plain: Option<String>,
+    /// Whether a rule allows every command, because the sandbox confines what it runs.
+    pub is_confined: bool,
 }
 
 /// The findings about one part.
@@ -334,7 +336,8 @@ fn apply_claims(claimed: &AgentClaims, outcome: &mut Outcome) {
         .required_mode
         .as_ref()
         .map(|m| m.raw().trim().to_lowercase());
-    if required.as_deref() == Some("danger-full-access") {
+    // Full access to a sandbox that confines the command is what such a rule allows.
+    if required.as_deref() == Some("danger-full-access") && !outcome.is_confined {
         outcome.hits.push(Hit::from_setting(
             Decision::Ask,
             "claimed.required_mode",

@@ -71,7 +71,10 @@ struct ParsedText {
 
 impl ShellEvaluator<'_, '_, '_> {
     fn evaluate_text(&self, text: &str, cwd: Option<&str>) -> Outcome {
-        let mut out = Outcome::default();
+        let mut out = Outcome {
+            is_confined: self.any_command_rule().is_some(),
+            ..Outcome::default()
+        };
         let reading = self.parse_text(text, &mut out);
         let walker = self.context.walker;
         let start = cwd::start_directory(&walker.fs, cwd);
@@ -171,15 +174,14 @@ impl ShellEvaluator<'_, '_, '_> {
                     not_plain.what,
                     escape_for_display(near, 16)
                 ));
-                let is_confined = self.any_command_rule().is_some();
-                if not_plain.hidden && !is_confined {
+                if not_plain.hidden && !out.is_confined {
                     limit(
                         out,
                         "limits.characters",
                         "a control or invisible character is in the command line",
                     );
                 }
-                if let Some(why) = scan.broken.filter(|_| !is_confined) {
+                if let Some(why) = scan.broken.filter(|_| !out.is_confined) {
                     limit(out, "limits.syntax", &format!("the command line has {why}"));
                 }
                 ParsedText {

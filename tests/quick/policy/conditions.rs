@@ -377,6 +377,35 @@ fn autonomous_allows_only_in_a_sandbox_that_confines() {
     }
 }
 
+/// An agent that says that a command needs full access gets the sandbox's, and nothing else.
+#[test]
+fn a_claim_of_full_access_is_met_by_the_sandbox() {
+    let policy = Policy::builtin("autonomous").expect("the policy");
+    let claimed = AgentClaims {
+        required_mode: Some("danger-full-access".into()),
+        ..AgentClaims::default()
+    };
+    let at = FsContext {
+        workspace: "/workspace",
+        home: "/home/agent",
+        cwd: Some("/workspace"),
+        resolver: &NoLinks,
+    };
+    let context = EvaluationContext {
+        sandbox: SandboxFacts::CONFINED,
+        ..EvaluationContext::default()
+    };
+    let decide = |request: &Request| policy.decide_in_context(request, &claimed, &at, &context);
+    let command = "npm test && echo x > a".to_owned();
+    let shell = decide(&Request::Shell { command, cwd: None });
+    assert_eq!(shell.decision, Decision::Allow, "{}", shell.reason);
+    let write = decide(&Request::Write {
+        paths: vec!["a".to_owned()],
+    });
+    assert_eq!(write.decision, Decision::Ask);
+    assert_eq!(write.rules, ["claimed.required_mode"]);
+}
+
 /// A policy of an operator can use the facts, and cannot misuse what relies on them.
 #[test]
 fn rules_that_rely_on_the_sandbox_are_checked_when_they_are_loaded() {
