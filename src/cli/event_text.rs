@@ -151,6 +151,14 @@ fn describe_event(event: &Event) -> String {
             Some(status) => format!("{status}: {}", output.raw()),
             None => output.raw().to_owned(),
         },
+        Event::Quarantined {
+            path,
+            moved_to,
+            detail,
+        } => match (moved_to, detail) {
+            (Some(to), _) => format!("{} -> {to}", path.raw()),
+            (None, why) => format!("{}: {}", path.raw(), why.as_deref().unwrap_or_default()),
+        },
         Event::TerminalStarted { .. }
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => of_terminal(event),

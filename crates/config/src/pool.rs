@@ -191,6 +191,11 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
     let launcher = value_or(launcher, Launcher::Unshare);
     let ssh_target = ssh::read(&section, context.dir, launcher);
     let env = environment::read(&section.section("env"), context.is_discovered, context.dir);
+    // What it wrote there stays.
+    let on_unasked_deny = match workspace.mode {
+        WorkspaceMode::Rw => OnUnaskedDeny::Interrupt,
+        _ => OnUnaskedDeny::Report,
+    };
     let (workspace, env) =
         ssh::remote_workspace_and_env(&section, ssh_target.as_deref(), workspace, env);
     let pool = Pool {
@@ -243,10 +248,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         budget: budget::read(&section.section("budget")),
         guard: value_or(guard, Guard::PolicyAndSandbox),
         guard_off: value_or(guard_off, false),
-        on_unasked_deny: value_or(
-            section.keyword("on_unasked_deny", &[]),
-            OnUnaskedDeny::Report,
-        ),
+        on_unasked_deny: value_or(section.keyword("on_unasked_deny", &[]), on_unasked_deny),
         client_fs,
         client_terminal,
         engine_tools,

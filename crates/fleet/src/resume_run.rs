@@ -424,6 +424,15 @@ fn last_outcome(
             "the supervisor ended before the check ended".to_owned(),
         ));
     }
+    if *turn == TurnOutcome::Completed
+        && let Some(path) = &last.quarantined
+    {
+        let path = path.escape_for_display(200);
+        let why = format!(
+            "{path} appeared, which other programs obey; it was taken out of the workspace"
+        );
+        return (TaskOutcome::Failed, false, Some(why));
+    }
     let check_failed = last.check.as_ref().filter(|check| !check.passed());
     let passed = last.check.as_ref().map(CheckResult::passed);
     let outcome = outcome::from_turn(*turn, &last.tally, passed, false);

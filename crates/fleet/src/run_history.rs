@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use super::session::{CheckResult, Tally};
 use marshal_journal::codec::CodecError;
 use marshal_journal::{Journal, OpenError, ReadError, Reader, StoredRun, StoredTask};
-use marshal_model::{Event, IdError, RunId, SessionId, TaskId, TurnOutcome};
+use marshal_model::{Event, IdError, RunId, SessionId, TaskId, TurnOutcome, UntrustedText};
 use marshal_sandbox::state_dir::StateDir;
 use marshal_sandbox::workspace::{branch, copy, overlay};
 
@@ -49,6 +49,8 @@ pub(super) struct AttemptRecord {
     pub(super) turn: Option<(TurnOutcome, Option<String>)>,
     /// The result of its check, if one has ended.
     pub(super) check: Option<CheckResult>,
+    /// The first file that was taken out of the workspace because other programs obey it.
+    pub(super) quarantined: Option<UntrustedText>,
     /// The time of its last event, in microseconds since the Unix epoch.
     pub(super) last_at_us: Option<i64>,
     /// Its copy of the workspace, if it exists.
@@ -137,6 +139,7 @@ fn replay_attempt(
         tally: Tally::default(),
         turn: None,
         check: None,
+        quarantined: None,
         last_at_us: None,
         copy: None,
         bundle: None,
@@ -169,6 +172,9 @@ fn replay_attempt(
                 } => record.turn = Some((outcome, detail)),
                 Event::CheckEnded { status, output } => {
                     record.check = Some(CheckResult::from_event(status, output));
+                }
+                Event::Quarantined { path, .. } => {
+                    record.quarantined.get_or_insert(path);
                 }
                 _ => {}
             }

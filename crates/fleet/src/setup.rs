@@ -28,7 +28,7 @@ use super::fleet_event::{BroadcastBudget, FleetEvent, SlotView};
 use super::hooks::Hooks;
 use super::reload::{PolicyReader, PolicyReloads};
 use super::resource_usage::ResourceUsage;
-use super::session::DiskUsageMonitor;
+use super::session::{DiskUsageMonitor, ProtectedRecords};
 use super::session_subscriptions::SessionSubscriptions;
 use super::task_dependencies::TaskDependencies;
 use marshal_config::{Config, Pool as PoolConfig, Sandbox, SessionScope};
@@ -110,6 +110,8 @@ pub(crate) struct Shared {
     /// The state of policy reloads.
     pub(crate) reloads: PolicyReloads,
     pub(crate) state: Arc<StateDir>,
+    /// The protected files of the workspaces that agents write themselves.
+    pub(crate) protected_records: ProtectedRecords,
     pub(crate) journal: Journal,
     /// The files of registered workspaces.
     pub(crate) files: WorkspaceFiles,
@@ -161,6 +163,7 @@ impl Shared {
             reloads: PolicyReloads::new(setup.policy_reader, &in_force),
             active_policies: in_force,
             state: setup.state,
+            protected_records: ProtectedRecords::default(),
             journal: setup.journal,
             files,
             host: setup.host,

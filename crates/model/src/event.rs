@@ -74,6 +74,8 @@ string_enum!(
         ChildExited = "child_exited",
         /// [`Event::CheckEnded`]
         CheckEnded = "check_ended",
+        /// [`Event::Quarantined`]
+        Quarantined = "quarantined",
         /// [`Event::UserText`]
         UserText = "user_text",
         /// [`Event::Commands`]
@@ -394,6 +396,15 @@ pub enum Event {
         /// The tail of what it printed, or why it did not run.
         output: UntrustedText,
     },
+    /// A file that other programs obey appeared in the workspace, and was taken out of it.
+    Quarantined {
+        /// Its path below the workspace.
+        path: UntrustedText,
+        /// Its path on the host now; `None` if it is still in the workspace.
+        moved_to: Option<String>,
+        /// Why it is still there.
+        detail: Option<String>,
+    },
     /// A piece of a prompt, as the agent repeats it.
     UserText {
         /// The piece.
@@ -539,6 +550,7 @@ impl Event {
             Self::BadLine { .. } => EventKind::BadLine,
             Self::ChildExited { .. } => EventKind::ChildExited,
             Self::CheckEnded { .. } => EventKind::CheckEnded,
+            Self::Quarantined { .. } => EventKind::Quarantined,
             Self::UserText { .. } => EventKind::UserText,
             Self::Commands { .. } => EventKind::Commands,
             Self::Options { .. } => EventKind::Options,

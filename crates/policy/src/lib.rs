@@ -177,6 +177,20 @@ impl Policy {
         self.has_guard
     }
 
+    /// Whether a file of the workspace is in the set `protected`, by its path below the workspace. A
+    /// link is also if it leads to where the set has names: `.github` for `.github/workflows/`.
+    pub fn is_protected(&self, path: &str, is_link: bool) -> bool {
+        let at = FsContext {
+            workspace: "/workspace",
+            home: "/home/agent",
+            cwd: None,
+            resolver: &NoLinks,
+        };
+        let (set, path) = (&self.sets[self.protected_set], format!("/workspace/{path}"));
+        set.contains(&path, &at, sets::SetReach::SelfAndBelow)
+            || is_link && set.contains(&path, &at, sets::SetReach::Parents)
+    }
+
     /// The facts of the sandbox without which it denies everything.
     pub fn required_sandbox(&self) -> &[SandboxFact] {
         &self.required_sandbox

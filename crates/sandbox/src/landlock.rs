@@ -219,6 +219,7 @@ fn granted_access<'m>(
         | Mount::Dir { .. }
         | Mount::Hidden { .. }
         | Mount::Held { .. }
+        | Mount::ReadOnly { .. }
         | Mount::Link { .. } => {
             return None;
         }

@@ -140,6 +140,7 @@ impl Root {
             (Mount::Terminals, ..) => self.terminals(),
             (Mount::Dir { target }, ..) => self.mount_point(target, true).map(drop),
             (Mount::Held { target }, ..) => self.pin(target),
+            (Mount::ReadOnly { target }, ..) => self.make_read_only(target),
             (Mount::Hidden { target }, ..) => self.hide(target),
             (Mount::File { target, text }, ..) => self.file(target, text),
             (Mount::Link { target, to }, ..) => self.link(target, to),

@@ -1,6 +1,6 @@
 //! The state directory: its path, its owner, and which process uses it.
 //!
-//! Owns the checks that make its content trustworthy, its three subdirectories, and the lock that
+//! Owns the checks that make its content trustworthy, its subdirectories, and the lock that
 //! keeps out a second supervisor. Must not know what others store there.
 
 use std::collections::VecDeque;
@@ -24,6 +24,7 @@ use super::workspace::Root;
 const HOMES: &str = "homes";
 const COPIES: &str = "copies";
 const OVERLAYS: &str = "overlays";
+const QUARANTINE: &str = "quarantine";
 const LOCAL: &str = "local";
 const LOCK: &str = "lock";
 
@@ -170,6 +171,7 @@ pub struct StateDir {
     homes: Root,
     copies: Root,
     overlays: Root,
+    quarantine: Root,
     _lock: FlockGuard<OwnedFd>,
 }
 
@@ -216,12 +218,14 @@ impl StateDir {
             root_at(dir, name, &below)
         };
         let (homes, copies, overlays) = (sub(HOMES)?, sub(COPIES)?, sub(OVERLAYS)?);
+        let quarantine = sub(QUARANTINE)?;
         subdirectory(dir, LOCAL, &path.join(LOCAL))?;
         Ok(Self {
             root: root_at(dir, ".", &path)?,
             homes,
             copies,
             overlays,
+            quarantine,
             path,
             _lock: FlockGuard::from_locked(lock),
         })
@@ -255,6 +259,12 @@ impl StateDir {
     #[must_use]
     pub fn overlays(&self) -> &Root {
         &self.overlays
+    }
+
+    /// The directory `STATE/quarantine`.
+    #[must_use]
+    pub fn quarantine(&self) -> &Root {
+        &self.quarantine
     }
 
     /// Refuses a workspace that contains, equals or is inside this state directory.

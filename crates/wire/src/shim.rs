@@ -283,6 +283,12 @@ pub enum Mount {
         /// The path inside.
         target: String,
     },
+    /// A file, directory or link that stays where it is and cannot be written: a read-only mount of
+    /// itself. If it is not there, nothing starts.
+    ReadOnly {
+        /// The path inside.
+        target: String,
+    },
     /// A small file of the root.
     File {
         /// The path inside.

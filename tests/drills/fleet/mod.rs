@@ -61,6 +61,7 @@ mod plan_guards;
 mod plan_runs;
 mod plans;
 mod policies;
+mod protected;
 mod reload;
 mod reload_writing;
 mod report_page;

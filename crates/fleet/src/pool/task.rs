@@ -302,6 +302,10 @@ pub(super) fn classify_attempt(attempt: &Attempt, closing: bool) -> AttemptResul
     let check_passed = attempt.check.as_ref().map(CheckResult::passed);
     let outcome = outcome::from_turn(turn, &attempt.tally, check_passed, attempt.cancelled);
     match outcome {
+        // The check ran with what the agent left.
+        TaskOutcome::Done | TaskOutcome::Failed if attempt.survey.protection_fault().is_some() => {
+            AttemptResult::Ended(TaskOutcome::Failed, Some(attempt.detail()))
+        }
         TaskOutcome::Lost => AttemptResult::Lost(attempt.detail()),
         TaskOutcome::Failed if check_passed == Some(false) => {
             AttemptResult::CheckFailed(attempt.detail())

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::outbox::OnDurable;
+use super::protection::QuarantinedPath;
 use super::state::{Phase, SessionState};
 use super::tool_calls::ReportedResult;
 use super::{Attempt, CheckResult, SessionMsg, StoredSession, Tally, work};
@@ -75,7 +76,8 @@ impl SessionState {
             SessionMsg::WorkspaceRecorded(before) => self.workspace_recorded(before),
             SessionMsg::Load => self.load(),
             SessionMsg::Close { for_good, now } => self.close(for_good, now),
-            SessionMsg::CleanedUp => {
+            SessionMsg::CleanedUp(found) => {
+                self.record_quarantined(&found);
                 self.finish_close();
                 return true;
             }
@@ -347,6 +349,19 @@ impl SessionState {
         });
     }
 
+    fn record_quarantined(&mut self, found: &Result<Vec<QuarantinedPath>, String>) {
+        let session = &self.work.session;
+        match found {
+            Ok(found) => {
+                for path in found {
+                    tracing::warn!(%session, path = %path.path.escape_for_display(300), "a file that other programs obey appeared in the workspace");
+                    self.outbox.push_event(path.event());
+                }
+            }
+            Err(why) => tracing::warn!(%session, why, "protected files may have appeared"),
+        }
+    }
+
     /// Whether the session waits for a next task after this one.
     fn stays_idle(&self) -> bool {
         self.scope == SessionScope::Slot && self.prepared.is_some() && !self.broken
@@ -356,6 +371,7 @@ impl SessionState {
     pub(super) fn report(&mut self, mut survey: work::Survey) -> bool {
         let stays_idle = self.stays_idle();
         self.record_observed_files(std::mem::take(&mut survey.observed));
+        self.record_quarantined(&survey.quarantined);
         if !stays_idle {
             if !self.gives_back {
                 self.write_session_ended(self.end.as_ref().map(|end| end.class));

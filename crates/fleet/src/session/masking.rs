@@ -133,6 +133,16 @@ pub(super) fn mask_event(mask: &Mask, event: &mut Event) {
         Event::ToolResult { output, .. } | Event::CheckEnded { output, status: _ } => {
             mask.mask_foreign(output);
         }
+        Event::Quarantined {
+            path,
+            moved_to,
+            detail,
+        } => {
+            mask.mask_foreign(path);
+            for text in [moved_to, detail].into_iter().flatten() {
+                mask_string(mask, text);
+            }
+        }
         Event::PermissionDecided(verdict) => mask_string(mask, &mut verdict.reason),
         Event::UnrequestedToolCall { tool, .. } => mask.mask_foreign(tool),
         Event::Plan { entries } => entries.iter_mut().for_each(|of| mask_plan_entry(mask, of)),

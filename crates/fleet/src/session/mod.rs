@@ -36,6 +36,7 @@ mod policy_snapshot;
 mod prepare;
 mod prepare_error;
 mod prior_answers;
+mod protection;
 mod rate_limit;
 mod sandbox_builder;
 mod sandbox_gaps;
@@ -64,6 +65,7 @@ pub(crate) use disk_usage_monitor::DiskUsageMonitor;
 pub use ending::PROMPT_NOT_WRITTEN;
 pub use graceful_interrupt::STOPPED_BY_PERSON;
 pub(crate) use prepare::{PrepareError, PreparedSession, WORKSPACE_INSIDE};
+pub(crate) use protection::ProtectedRecords;
 pub(crate) use rate_limit::RateLimit;
 pub(crate) use sandbox_gaps::current_sandbox_gaps;
 pub(crate) use tally::Tally;
@@ -236,7 +238,7 @@ pub(crate) enum SessionMsg {
         now: bool,
     },
     /// The session's files on disk are cleaned up.
-    CleanedUp,
+    CleanedUp(Result<Vec<protection::QuarantinedPath>, String>),
     /// Append an event of the supervisor's own, in one commit with further rows.
     AppendEvent {
         /// The event.

@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use super::state::{Phase, SessionState};
 use super::work::{self, IdleSession};
-use super::{SessionMsg, StoredSession, Tally, Work};
+use super::{PreparedSession, SessionMsg, StoredSession, Tally, Work};
 use crate::channel::{ChannelEnd, ChannelMsg};
 use crate::clock::now_us;
 use crate::pool::PoolMsg;
-use marshal_config::{OnCrash, SessionScope, WorkspaceMode};
+use marshal_config::{OnCrash, SessionScope};
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::{SessionRow, Write};
 use marshal_model::{AgentInfo, Event, ExitClass, UntrustedText, ids};
@@ -175,7 +175,7 @@ impl SessionState {
         self.failure = None;
         self.tally = Tally::default();
         self.phase = Phase::Preparing;
-        let changes = self.pool.config.workspace.mode != WorkspaceMode::Ro;
+        let mode = self.pool.config.workspace.mode;
         let root = self.prepared.as_ref().map(super::PreparedSession::root);
         let overlay = self
             .prepared
@@ -193,7 +193,7 @@ impl SessionState {
                 None => return Ok(super::WorkspaceRecord::default()),
             };
             let overlay = overlay.as_deref();
-            let before = super::overlay::record_before(changes, &root, overlay);
+            let before = super::overlay::record_before(mode, &root, overlay);
             Ok(super::WorkspaceRecord {
                 before: before.map_err(|error| format!("the workspace cannot be read: {error}"))?,
                 attachments: super::overlay::attach(&files, &root, overlay, &inside)
@@ -330,19 +330,23 @@ impl SessionState {
     /// The child is gone: removes what need not stay on disk.
     pub(super) fn clean_up(&mut self) {
         let for_good = self.closing.unwrap_or(true);
-        let has_copy = self
-            .prepared
-            .take()
-            .is_some_and(|item| item.copy().is_some());
+        let prepared = self.prepared.take();
+        let has_copy = prepared.as_ref().is_some_and(|item| item.copy().is_some());
+        let protection = prepared.as_ref().and_then(PreparedSession::protection);
+        drop(prepared);
         let (shared, session) = (Arc::clone(&self.shared), self.work.session.clone());
         let to = self.myself.clone();
         tokio::spawn(async move {
-            if for_good {
-                let ambient = shared.ambient.clone();
-                let work = move || work::discard_session(&shared, &session, has_copy);
-                let _ = ambient.run_blocking(work).await;
-            }
-            let _ = to.send_message(SessionMsg::CleanedUp);
+            let ambient = shared.ambient.clone();
+            let work = move || {
+                if for_good {
+                    work::discard_session(&shared, &session, has_copy);
+                }
+                protection.map_or(Ok(Vec::new()), |item| item.survey(true))
+            };
+            let done = ambient.run_blocking(work).await;
+            let found = done.unwrap_or_else(|_| Err("the search was interrupted".to_owned()));
+            let _ = to.send_message(SessionMsg::CleanedUp(found));
         });
     }
 

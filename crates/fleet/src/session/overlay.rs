@@ -99,14 +99,19 @@ pub(super) fn has_directory(space: &SessionDirs, within: &Path) -> bool {
 }
 
 /// Records the workspace before a task, where it can change; of an overlay, only the upper layer.
+/// Where the agent writes the workspace itself, its repository is part of it.
 pub(super) fn record_before(
-    changes: bool,
+    mode: WorkspaceMode,
     root: &Root,
     overlay: Option<&Overlay>,
 ) -> Result<Option<Manifest>, TreeError> {
     match overlay {
         Some(overlay) => Manifest::record(&overlay.upper()?).map(Some),
-        None => changes.then(|| Manifest::record(root)).transpose(),
+        None => match mode {
+            WorkspaceMode::Ro => Ok(None),
+            WorkspaceMode::Rw => Manifest::record_with_git(root).map(Some),
+            _ => Manifest::record(root).map(Some),
+        },
     }
 }
 

@@ -21,6 +21,7 @@ use super::environment::{PATH_INSIDE, environment};
 use super::overlay;
 use super::overlay::host_tree;
 pub(crate) use super::prepare_error::PrepareError;
+use super::protection::Protection;
 use super::sandbox_builder;
 use super::ssh;
 use super::work::Work;
@@ -134,6 +135,8 @@ pub(super) struct SessionDirs {
     pub(super) written: Vec<PathBuf>,
     /// The record of the session's clone, if the workspace is one.
     branch: Option<CloneRecord>,
+    /// The protected files, where the agent writes the workspace itself.
+    protection: Option<Arc<Protection>>,
 }
 
 impl SessionDirs {
@@ -187,6 +190,7 @@ impl PreparedSession {
             beside: ExtraMounts::none(),
             written: Vec::new(),
             branch: None,
+            protection: None,
             workspace_inside: workspace_inside.clone(),
             home_inside,
         };
@@ -221,6 +225,11 @@ impl PreparedSession {
                 PathLinks::Unseen(unseen) => unseen,
             },
         }
+    }
+
+    /// The protected files, where the agent writes the workspace itself.
+    pub(super) fn protection(&self) -> Option<Arc<Protection>> {
+        self.dirs.protection.clone()
     }
 
     /// Whether the workspace was removed from the host.
@@ -359,6 +368,7 @@ pub(crate) async fn prepare(
         beside: ExtraMounts::none(),
         written: Vec::new(),
         branch: None,
+        protection: None,
     };
     session_tree::prepare_tree(shared, pool, &order, &source, &mut space, owner).await?;
     caches::mount_caches(shared, pool, &order.session, &mut space, owner).await?;
@@ -385,17 +395,22 @@ pub(crate) async fn prepare(
     let overlay_layer = space.overlay.clone();
     let (before, attached) = blocking(ambient, move || {
         let overlay_layer = overlay_layer.as_deref();
-        let before = overlay::record_before(mode != WorkspaceMode::Ro, &root, overlay_layer);
+        let before = overlay::record_before(mode, &root, overlay_layer);
         (
             before,
             overlay::attach(&files, &root, overlay_layer, &inside),
         )
     })
     .await?;
+    let before = before.map_err(bad)?;
+    let attachments = attached?;
+    if let Some(protection) = &space.protection {
+        protection.activate();
+    }
     Ok(PreparedSession {
         session: order.session,
-        before: before.map_err(bad)?,
-        attachments: attached?,
+        before,
+        attachments,
         links: PathLinks::Trees(links),
         directory: format!("{}{}", space.workspace_inside, space.directory),
         dirs: Arc::new(space),

@@ -9,7 +9,7 @@ use marshal_model::UntrustedText;
 use marshal_sandbox::state_dir::StateError;
 use marshal_sandbox::workspace::branch::BranchError;
 use marshal_sandbox::workspace::{
-    CopyError, HomeError, MaskError, OverlayError, SliceError, TreeError,
+    CopyError, HomeError, MaskError, OverlayError, ProtectedError, SliceError, TreeError,
 };
 use marshal_sandbox::{self as sandbox, PlanError};
 
@@ -77,6 +77,9 @@ pub(crate) enum PrepareError {
         /// The reason.
         why: String,
     },
+    /// The protected files of the workspace cannot be determined.
+    #[error(transparent)]
+    Protected(#[from] ProtectedError),
     /// The masked paths cannot be determined.
     #[error("{0}")]
     Mask(#[from] MaskError),
@@ -133,6 +136,7 @@ impl PrepareError {
             | Self::Branch { .. }
             | Self::Cloned { .. }
             | Self::Mask(_)
+            | Self::Protected(_)
             | Self::Slice(_)
             | Self::CopyGone(_)
             | Self::Attach(_)

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::prepare::PreparedSession;
 use super::prepare::branch::{ReturnedBranch, return_branch};
+use super::protection::{self, QuarantinedPath};
 use super::tally::Tally;
 use super::{PromptFiles, RateLimit, StoredSession};
 use crate::budgets::RunLimits;
@@ -141,6 +142,9 @@ impl Attempt {
 
     /// Why it did not end well; empty if it did.
     pub(crate) fn detail(&self) -> String {
+        if let Some(why) = self.survey.protection_fault() {
+            return why;
+        }
         if let Some(check) = self.check.as_ref().filter(|check| !check.passed()) {
             return check.describe();
         }
@@ -248,7 +252,7 @@ fn check_output(finished: &ProgramOutput) -> UntrustedText {
 }
 
 /// The changes in the workspace.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Survey {
     pub(crate) changes: Vec<FileChange>,
     pub(crate) cut: bool,
@@ -257,6 +261,31 @@ pub(crate) struct Survey {
     pub(crate) observed: Vec<ObservedFile>,
     /// The branch of a clone.
     pub(crate) returned: ReturnedBranch,
+    /// The protected files that appeared, or why they are unknown.
+    pub(crate) quarantined: Result<Vec<QuarantinedPath>, String>,
+}
+
+impl Default for Survey {
+    fn default() -> Self {
+        Self {
+            changes: Vec::new(),
+            cut: false,
+            copy: None,
+            observed: Vec::new(),
+            returned: ReturnedBranch::default(),
+            quarantined: Ok(Vec::new()),
+        }
+    }
+}
+
+impl Survey {
+    /// Why the task is not done, from the protected files of the workspace.
+    pub(crate) fn protection_fault(&self) -> Option<String> {
+        match &self.quarantined {
+            Ok(found) => protection::describe(found),
+            Err(why) => Some(why.clone()),
+        }
+    }
 }
 
 /// Surveys the workspace after the turn; discards the session's files if it has ended.
@@ -277,17 +306,23 @@ pub(crate) fn survey(
             prepared.before.take(),
             prepared.copy().map(Path::to_owned),
             prepared.dirs().overlay.clone(),
+            prepared.protection(),
         )
     });
     let ambient = shared.ambient.clone();
     let work = move || {
-        let has_copy = seen.as_ref().is_some_and(|(_, _, copy, _)| copy.is_some());
+        let has_copy = seen.as_ref().is_some_and(|(_, _, copy, ..)| copy.is_some());
         let survey = match seen {
-            Some((root, mut before, copy, overlay)) => {
-                super::overlay::survey(overlay.as_deref(), &mut before).unwrap_or_else(|| Survey {
-                    copy,
-                    ..compare(root, before)
-                })
+            Some((root, mut before, copy, overlay, protection)) => {
+                let protected = protection.map_or(Ok(Vec::new()), |it| it.survey(is_final));
+                let changes = super::overlay::survey(overlay.as_deref(), &mut before);
+                Survey {
+                    quarantined: protected,
+                    ..changes.unwrap_or_else(|| Survey {
+                        copy,
+                        ..compare(root, before)
+                    })
+                }
             }
             None => Survey::default(),
         };
@@ -315,10 +350,11 @@ pub(crate) fn survey(
     }
 }
 
-/// The paths that are valid UTF-8.
+/// The paths that are valid UTF-8, without those of git itself, of which no versions are stored.
 fn paths(changes: &[FileChange]) -> Vec<String> {
     let paths = changes.iter().map(|change| change.path.raw());
-    let plain = paths.filter(|path| !path.contains('\\'));
+    let is_git = |path: &str| path.split('/').any(|name| name == ".git");
+    let plain = paths.filter(|path| !path.contains('\\') && !is_git(path));
     plain.map(str::to_owned).collect()
 }
 

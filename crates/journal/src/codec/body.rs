@@ -346,6 +346,15 @@ pub(super) struct CheckEnded<'a> {
 }
 
 #[derive(Serialize, Deserialize)]
+pub(super) struct Quarantined<'a> {
+    pub(super) path: Text<'a>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) moved_to: Option<Cow<'a, str>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) detail: Option<Cow<'a, str>>,
+}
+
+#[derive(Serialize, Deserialize)]
 pub(super) struct Commands<'a> {
     pub(super) commands: Vec<CommandInfo<'a>>,
 }

@@ -67,7 +67,8 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::TurnEnded
         | EventKind::TurnUnsent
         | EventKind::ChildExited
-        | EventKind::CheckEnded => decode_lifecycle(&reader),
+        | EventKind::CheckEnded
+        | EventKind::Quarantined => decode_lifecycle(&reader),
         EventKind::ToolStart
         | EventKind::ToolUpdate
         | EventKind::ToolResult
@@ -252,6 +253,14 @@ fn decode_lifecycle(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
             Event::CheckEnded {
                 status: b.status.map(Into::into),
                 output: to_untrusted(b.output),
+            }
+        }
+        EventKind::Quarantined => {
+            let b: body::Quarantined<'_> = reader.parse()?;
+            Event::Quarantined {
+                path: to_untrusted(b.path),
+                moved_to: b.moved_to.map(Cow::into_owned),
+                detail: b.detail.map(Cow::into_owned),
             }
         }
         EventKind::TurnUnsent => {

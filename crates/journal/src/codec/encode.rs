@@ -24,7 +24,8 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::TurnEnded { .. }
         | Event::TurnUnsent { .. }
         | Event::ChildExited { .. }
-        | Event::CheckEnded { .. } => encode_lifecycle(event, out),
+        | Event::CheckEnded { .. }
+        | Event::Quarantined { .. } => encode_lifecycle(event, out),
         Event::ToolStart { .. }
         | Event::ToolUpdate { .. }
         | Event::ToolResult { .. }
@@ -206,6 +207,18 @@ fn encode_lifecycle(event: &Event, out: &mut Vec<u8>) {
             &body::CheckEnded {
                 status: status.map(Into::into),
                 output: text(output),
+            },
+        ),
+        Event::Quarantined {
+            path,
+            moved_to,
+            detail,
+        } => write_json(
+            out,
+            &body::Quarantined {
+                path: text(path),
+                moved_to: moved_to.as_deref().map(Cow::Borrowed),
+                detail: detail.as_deref().map(Cow::Borrowed),
             },
         ),
         _ => {}

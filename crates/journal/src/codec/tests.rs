@@ -132,6 +132,16 @@ fn course() -> Vec<Event> {
             status: None,
             output: foreign(""),
         },
+        Event::Quarantined {
+            path: foreign(".envrc"),
+            moved_to: Some("/s/quarantine/x/1/.envrc".to_owned()),
+            detail: None,
+        },
+        Event::Quarantined {
+            path: foreign("a\u{1b}/.git"),
+            moved_to: None,
+            detail: Some("cannot move it".to_owned()),
+        },
     ]
 }
 

@@ -84,6 +84,10 @@ pub const MASKED_PATHS: usize = 1000;
 /// mask hides. One more, and nothing is started.
 pub const MASK_PINNED_PATHS: usize = 4000;
 
+/// Files and directories of one workspace that other programs obey, where agents write the
+/// workspace itself; also the directories that contain them. One more, and nothing is started.
+pub const PROTECTED_PATHS: usize = 4000;
+
 /// Paths of one slice: each is opened and mounted on its own.
 pub const SLICES: usize = 64;
 

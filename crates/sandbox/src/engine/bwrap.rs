@@ -92,7 +92,8 @@ pub(super) fn options(
                 | Mount::File { .. }
                 | Mount::Overlay { .. }
                 | Mount::Hidden { .. }
-                | Mount::Held { .. },
+                | Mount::Held { .. }
+                | Mount::ReadOnly { .. },
                 _,
             ) => {}
         }
@@ -105,5 +106,8 @@ pub(super) fn options(
 /// Whether bubblewrap mounts this: everything except covers and pins, which are already part of the
 /// staged trees.
 pub(super) const fn is_shown(mount: &Mount) -> bool {
-    !matches!(mount, Mount::Hidden { .. } | Mount::Held { .. })
+    !matches!(
+        mount,
+        Mount::Hidden { .. } | Mount::Held { .. } | Mount::ReadOnly { .. }
+    )
 }

@@ -72,6 +72,7 @@ pub(super) fn is_shown(mount: &Mount) -> bool {
         Mount::Overlay { .. }
         | Mount::Hidden { .. }
         | Mount::Held { .. }
+        | Mount::ReadOnly { .. }
         | Mount::Mirror { .. }
         | Mount::Proc { .. }
         | Mount::Dir { .. }

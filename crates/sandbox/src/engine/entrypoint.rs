@@ -246,7 +246,8 @@ fn check_root_read_only() -> StepResult {
 fn check_mount(mount: &Mount, opened: &OpenedMount) -> StepResult {
     match mount {
         Mount::Hidden { target } => return check_hidden(target),
-        Mount::Held { target } => return check_pinned(target),
+        Mount::Held { target } => return check_pinned(target, false),
+        Mount::ReadOnly { target } => return check_pinned(target, true),
         _ => {}
     }
     let (
@@ -303,8 +304,9 @@ fn check_hidden(target: &str) -> StepResult {
     })
 }
 
-/// Checks that a pinned path is a mount point, which cannot be moved, or unreachable.
-fn check_pinned(target: &str) -> StepResult {
+/// Checks that a pinned path is a mount point, which cannot be moved, or unreachable; and read-only
+/// if it must be.
+fn check_pinned(target: &str, read_only: bool) -> StepResult {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let handle = match open_within(CWD, target, flags, resolve) {
@@ -318,6 +320,13 @@ fn check_pinned(target: &str) -> StepResult {
         target,
     )?;
     let is_mount = stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
+    let mount = rustix::fs::fstatvfs(&handle).on(Stage::Mount, "inspect", target)?;
+    if read_only && !mount.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Err(SetupFailure {
+            path: Some(target.to_owned()),
+            ..failure(Stage::Mount, "mounted writable instead of read-only:")
+        });
+    }
     if stat
         .stx_attributes_mask
         .contains(StatxAttributes::MOUNT_ROOT)

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
-use rustix::mount::{MountPropagationFlags, MoveMountFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags};
 
 use super::super::failure::{FailureContext, StepResult, failure};
 use super::super::host_trees::SupervisorBinary;
@@ -118,7 +118,12 @@ pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> StepResu
         };
         match mount {
             Mount::Hidden { target } => cover::cover_target(&stage, &plan.mounts, &placed, target)?,
-            Mount::Held { target } => cover::pin_target(&stage, &plan.mounts, &placed, target)?,
+            Mount::Held { target } => {
+                cover::pin_target(&stage, &plan.mounts, &placed, target, MountFlags::empty())?;
+            }
+            Mount::ReadOnly { target } => {
+                cover::pin_target(&stage, &plan.mounts, &placed, target, MountFlags::RDONLY)?;
+            }
             _ => {}
         }
         placed.push(next);
@@ -157,6 +162,7 @@ fn check_supported(plan: &ShimPlan) -> StepResult {
             | Mount::Dir { .. }
             | Mount::Hidden { .. }
             | Mount::Held { .. }
+            | Mount::ReadOnly { .. }
             | Mount::File { .. }
             | Mount::Link { .. } => {}
         }
@@ -230,13 +236,16 @@ pub(super) fn locate_in_place(
         directory: directory.map(Path::to_owned),
     };
     for (number, mount) in plan.mounts.iter().enumerate() {
-        if let Mount::Hidden { target } | Mount::Held { target } = mount {
+        if let Mount::Hidden { target } | Mount::Held { target } | Mount::ReadOnly { target } =
+            mount
+        {
             return Err(SetupFailure {
                 path: Some(target.clone()),
                 ..failure(
                     At_::Mount,
-                    "this launcher cannot hide files of a workspace unless marshal is root (use \
-                     workspace mode \"copy\", or launcher \"unshare\", or mask = []):",
+                    "this launcher cannot hide files of a workspace, nor keep them from being \
+                     changed, unless marshal is root (use workspace mode \"copy\", or launcher \
+                     \"unshare\"):",
                 )
             });
         }

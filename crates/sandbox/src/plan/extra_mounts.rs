@@ -25,6 +25,8 @@ pub struct ExtraMounts {
     pub hidden: Vec<String>,
     /// Directories and links below the workspace that are pinned, parents first.
     pub pinned: Vec<String>,
+    /// Paths below the workspace that are read-only.
+    pub read_only: Vec<String>,
 }
 
 impl ExtraMounts {
@@ -37,6 +39,7 @@ impl ExtraMounts {
             slice: Vec::new(),
             hidden: Vec::new(),
             pinned: Vec::new(),
+            read_only: Vec::new(),
         }
     }
 }
@@ -72,9 +75,15 @@ pub(super) fn add_extra(
         let target = absolute(Path::new(inside))?;
         mounts.push(overlay_or_tree(lower, Some(upper), &target, request.ids)?);
     }
-    // Pins come before the covers inside of them.
+    // Pins come before what is read-only or covered inside of them, and read-only directories before
+    // the covers in them.
     for path in &request.extra_mounts.pinned {
         mounts.push(Mount::Held {
+            target: below_workspace(path)?,
+        });
+    }
+    for path in &request.extra_mounts.read_only {
+        mounts.push(Mount::ReadOnly {
             target: below_workspace(path)?,
         });
     }

@@ -47,8 +47,20 @@ impl Root {
     /// Pins `target`, a directory or a link, and everything above it that is pinned too.
     pub(super) fn pin(&mut self, target: &str) -> StepResult {
         if let Some(point) = self.open_target(target)? {
-            bind_onto_itself(&point, target)?;
+            bind_onto_itself(&point, target, MountFlags::empty())?;
         }
+        Ok(())
+    }
+
+    /// Makes `target` read-only where it is: a mount point, with everything below it.
+    pub(super) fn make_read_only(&mut self, target: &str) -> StepResult {
+        let Some(point) = self.open_target(target)? else {
+            return Ok(());
+        };
+        bind_onto_itself(&point, target, MountFlags::RDONLY)?;
+        // What is mounted below it on the host is sealed with it.
+        let hard = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+        self.seals.push((target.to_owned(), hard));
         Ok(())
     }
 
@@ -103,7 +115,11 @@ impl Root {
 
 /// Bind-mounts `point`, with all submounts, onto itself: the kernel neither moves nor removes a
 /// mount point of the process's own namespace. Set-user-id bits and devices are disabled on it.
-pub(in super::super) fn bind_onto_itself(point: &OwnedFd, target: &str) -> StepResult {
+pub(in super::super) fn bind_onto_itself(
+    point: &OwnedFd,
+    target: &str,
+    flags: MountFlags,
+) -> StepResult {
     let clone = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE
@@ -112,7 +128,7 @@ pub(in super::super) fn bind_onto_itself(point: &OwnedFd, target: &str) -> StepR
     move_onto(&itself, point).on(Stage::Mount, "hold", target)?;
     let has = rustix::fs::fstatvfs(&itself).on(Stage::Mount, "inspect", target)?;
     let has = flags_of(has.f_flag);
-    let wanted = has | MountFlags::NOSUID | MountFlags::NODEV;
+    let wanted = has | flags | MountFlags::NOSUID | MountFlags::NODEV;
     if has == wanted {
         return Ok(());
     }

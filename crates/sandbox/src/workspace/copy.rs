@@ -170,6 +170,19 @@ fn fill(
     Ok(copier.into_copied())
 }
 
+/// Copies one path with everything below it, and the directories above it, into the empty directory
+/// `target`.
+pub(super) fn copy_path(
+    source: &Root,
+    target: &Root,
+    path: &[u8],
+) -> Result<CopyReport, CopyError> {
+    let bounds = CopyBounds::default();
+    let mut copier = Copier::new(source, target, target.meta()?.id, None, bounds)?;
+    copier.copy(&FileList::below(source, path, bounds.files)?)?;
+    Ok(copier.into_copied())
+}
+
 /// Marks the end of a copy's task, which starts its retention time
 /// ([`super::remove_stale_temporaries`]). The copy's own times are not reliable, because the agent
 /// can set them.

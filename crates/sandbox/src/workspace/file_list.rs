@@ -249,6 +249,15 @@ impl FileList {
         Ok(list)
     }
 
+    /// Lists one path, and everything in it if it is a directory.
+    pub(super) fn below(root: &Root, path: &[u8], max_files: u64) -> Result<Self, ListError> {
+        let mut list = Self::walk(root, path, max_files, &|_| false)?;
+        if list.is_empty() {
+            list.push(path)?;
+        }
+        Ok(list)
+    }
+
     /// The paths: a directory directly before its content.
     pub fn paths(&self) -> impl Iterator<Item = &[u8]> {
         self.paths.iter().map(Vec::as_slice)

@@ -40,12 +40,18 @@ impl EntryState {
     }
 }
 
-/// All entries of a workspace at one time, without the content of any `.git`.
+/// All entries of a workspace at one time, without the content of any `.git`, or without what every
+/// git command changes in it.
 #[derive(Debug, Clone, Default)]
 pub struct Manifest {
     entries: HashMap<Box<[u8]>, EntryState>,
     complete: bool,
+    with_git: bool,
 }
+
+/// What of a git directory is not recorded: objects have no effect by themselves, the log repeats
+/// the refs, and the index changes when somebody looks.
+const UNRECORDED: [&[u8]; 3] = [b"objects", b"logs", b"index"];
 
 string_enum!(
     /// How a file changed.
@@ -83,16 +89,25 @@ pub struct Changes {
 impl Manifest {
     /// Records the entries below `root`.
     pub fn record(root: &Root) -> Result<Self, TreeError> {
-        Self::record_within(root, WalkBounds::default())
+        Self::record_within(root, WalkBounds::default(), false)
     }
 
-    fn record_within(root: &Root, bounds: WalkBounds) -> Result<Self, TreeError> {
-        let mut recorder = Recorder::default();
+    /// The same with the content of every `.git`: refs, configuration, hooks.
+    pub fn record_with_git(root: &Root) -> Result<Self, TreeError> {
+        Self::record_within(root, WalkBounds::default(), true)
+    }
+
+    fn record_within(root: &Root, bounds: WalkBounds, with_git: bool) -> Result<Self, TreeError> {
+        let mut recorder = Recorder {
+            with_git,
+            ..Recorder::default()
+        };
         let walked = walk(root, bounds, &mut |entry| recorder.visit(entry))
             .map_err(|error| TreeError::at_path("list", root.path(), error))?;
         Ok(Self {
             entries: recorder.entries,
             complete: walked.incomplete.is_none() && walked.unreadable == 0 && !recorder.too_long,
+            with_git,
         })
     }
 
@@ -133,7 +148,8 @@ impl Manifest {
 
     /// Compares the record with the current entries below `root`.
     pub fn changes(&self, root: &Root) -> Result<Changes, TreeError> {
-        Ok(self.compare(&Self::record(root)?))
+        let bounds = WalkBounds::default();
+        Ok(self.compare(&Self::record_within(root, bounds, self.with_git)?))
     }
 
     fn compare(&self, after: &Self) -> Changes {
@@ -175,12 +191,18 @@ struct Recorder {
     entries: HashMap<Box<[u8]>, EntryState>,
     bytes: usize,
     too_long: bool,
+    with_git: bool,
     /// The directory that was last marked as having entries: its entries are adjacent.
     parent: Vec<u8>,
 }
 
 impl Recorder {
     fn visit(&mut self, entry: &Entry<'_>) -> WalkStep {
+        let parent = &entry.path[..entry.path.len() - entry.name.len()];
+        let is_in_git = parent == b".git/" || parent.ends_with(b"/.git/");
+        if is_in_git && UNRECORDED.contains(&entry.name) {
+            return WalkStep::Skip;
+        }
         self.mark_parent(entry);
         if entry.path.len() > limits::MANIFEST_PATH_BYTES {
             self.too_long = true;
@@ -203,7 +225,7 @@ impl Recorder {
                 has_entries: false,
             },
         );
-        if entry.name == b".git" {
+        if entry.name == b".git" && !self.with_git {
             WalkStep::Skip
         } else {
             WalkStep::Enter
@@ -338,7 +360,7 @@ mod tests {
             entries: 10,
             ..WalkBounds::default()
         };
-        let part = Manifest::record_within(&root, few).unwrap();
+        let part = Manifest::record_within(&root, few, false).unwrap();
         let whole = Manifest::record(&root).unwrap();
         for (then, now) in [(&part, &whole), (&whole, &part)] {
             let changes = then.compare(now);

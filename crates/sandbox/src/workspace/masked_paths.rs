@@ -335,7 +335,7 @@ fn is_within(path: &[u8], within: &[String]) -> bool {
 }
 
 /// The path below the root that a link leads to, and its metadata, if the target exists.
-fn resolve_link(root: &Root, link: &[u8]) -> Result<Option<(PathBuf, Meta)>, MaskError> {
+pub(super) fn resolve_link(root: &Root, link: &[u8]) -> Result<Option<(PathBuf, Meta)>, MaskError> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let handle = match open_within(root, link, flags, resolve) {
@@ -400,15 +400,15 @@ fn kernel_path(handle: impl std::os::fd::AsFd) -> std::io::Result<PathBuf> {
 }
 
 /// The path that a link resolves through.
-struct LinkRoute {
+pub(super) struct LinkRoute {
     /// The links in it, the first one included, and the directories that it leaves again by `..`:
     /// without any of them the link would be broken.
-    passed: Vec<PathBuf>,
+    pub(super) passed: Vec<PathBuf>,
     target: PathBuf,
 }
 
 /// Resolves a link below the root, one component at a time.
-fn trace_link(root: &Root, link: &Path) -> Result<LinkRoute, Errno> {
+pub(super) fn trace_link(root: &Root, link: &Path) -> Result<LinkRoute, Errno> {
     let mut visited = Vec::new();
     let mut here = PathBuf::new();
     let mut ahead: Vec<OsString> = Vec::new();

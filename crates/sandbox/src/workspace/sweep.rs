@@ -51,8 +51,8 @@ pub struct SweepReport {
     pub finished_applies: Vec<String>,
     /// Number of homes removed.
     pub homes: u64,
-    /// Number of unfinished or partly removed trees, of old `--local` runs, of records of clones
-    /// without a clone and of sidecar files of overlays, removed.
+    /// Number of unfinished or partly removed trees, of old `--local` runs, of quarantined files, of
+    /// records of clones without a clone and of sidecar files of overlays, removed.
     pub leftovers: u64,
     /// What could not be removed; the sweep continued.
     pub failed: Vec<TreeError>,
@@ -73,13 +73,19 @@ pub fn sweep(
     // If the clock was set back, entries appear younger, never older.
     let is_old = |then: SystemTime| now.duration_since(then).is_ok_and(|age| age > retention);
     if when == SweepTime::Start {
-        for root in [state.copies(), state.homes(), state.overlays()] {
+        for root in [
+            state.copies(),
+            state.homes(),
+            state.overlays(),
+            state.quarantine(),
+        ] {
             swept.sweep_leftovers(root);
         }
         swept.sweep_orphaned_records(state.copies(), sessions);
         swept.sweep_local_runs(state, &is_old);
         swept.sweep_unfinished_applies(state);
     }
+    swept.sweep_quarantine(state.quarantine(), when, &is_old);
     swept.sweep_overlays(state, &is_old, sessions);
     swept.sweep_copies(state, &is_old, sessions);
     for name in names(state.homes(), &mut swept.failed) {
@@ -99,6 +105,24 @@ pub fn sweep(
 }
 
 impl SweepReport {
+    /// Removes what was taken out of workspaces. A record of a workspace is in use until the next
+    /// start.
+    fn sweep_quarantine(
+        &mut self,
+        root: &Root,
+        when: SweepTime,
+        is_old: &dyn Fn(SystemTime) -> bool,
+    ) {
+        for name in names(root, &mut self.failed) {
+            let is_record = SessionId::new(&name).is_err();
+            let time = root.path().join(&name).symlink_metadata();
+            let time = time.and_then(|meta| meta.modified());
+            if time.is_ok_and(is_old) && (!is_record || when == SweepTime::Start) {
+                count(discard(root, &name), &mut self.leftovers, &mut self.failed);
+            }
+        }
+    }
+
     fn sweep_leftovers(&mut self, root: &Root) {
         for name in names(root, &mut self.failed) {
             if name.starts_with(PART) || name.starts_with(TRASH) {

@@ -10,7 +10,7 @@ use super::{
     HasCopy, PrepareError, PrepareRequest, SandboxUse, SessionDirs, WORKSPACE_INSIDE, blocking,
     branch, launch_plan,
 };
-use crate::session::git_listing;
+use crate::session::{git_listing, protection};
 use crate::setup::{PoolShared, Shared};
 use marshal_config::{Launcher, WorkspaceMode};
 use marshal_launch::LaunchPlan;
@@ -178,30 +178,40 @@ async fn find_masked_paths(
         WorkspaceMode::Rw => WorkspaceView::Writable,
         WorkspaceMode::Overlay => WorkspaceView::Layered,
     };
-    if workspace.mask.is_empty() && workspace.slice.is_empty()
-        || !pool.config.launcher.has_sandbox()
-    {
+    let is_nothing_hidden = workspace.mask.is_empty() && workspace.slice.is_empty();
+    let has_sandbox = pool.config.launcher.has_sandbox();
+    if (is_nothing_hidden || !has_sandbox) && view != WorkspaceView::Writable {
         return Ok(());
     }
     let masks = Masks::new(&workspace.mask)?;
     let (path, parts) = (space.workspace.clone(), workspace.slice.clone());
-    let mounts = blocking(&shared.ambient, move || {
+    let for_search = (Arc::clone(shared), Arc::clone(pool), session.clone());
+    let found = blocking(&shared.ambient, move || {
         let root = Root::open_resolved(&path).map_err(|source| PrepareError::Workspace {
             path: path.clone(),
             source,
         })?;
+        let (shared, pool, session) = for_search;
+        let protected = protection::begin(&shared, &pool, &session, &root)?;
+        let (protection, protected) = protected.unzip();
+        if !has_sandbox {
+            return Ok((protection, ExtraMounts::none()));
+        }
         let covers = masks.find(&root, &parts, view)?;
         if covers.sockets > 0 {
             tracing::warn!(workspace = %path.display(), sockets = covers.sockets, "sockets of the workspace are hidden");
         }
-        Ok::<_, PrepareError>(ExtraMounts {
+        let (covers, read_only) = covers.with_protected(protected.unwrap_or_default());
+        let mounts = ExtraMounts {
             slice: slice::open(&root, &parts)?,
             hidden: covers.hidden,
             pinned: covers.pinned,
+            read_only,
             ..ExtraMounts::none()
-        })
+        };
+        Ok::<_, PrepareError>((protection, mounts))
     });
-    space.beside = mounts.await??;
+    (space.protection, space.beside) = found.await??;
     Ok(())
 }
 

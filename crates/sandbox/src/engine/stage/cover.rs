@@ -51,15 +51,16 @@ pub(super) fn cover_target(
     )
 }
 
-/// Pins `target`, a directory or a link, by a mount, so that it cannot be moved.
+/// Pins `target` by a mount with these further flags, so that it cannot be moved.
 pub(super) fn pin_target(
     stage: &OwnedFd,
     mounts: &[Mount],
     placed: &[StagedMount],
     target: &str,
+    flags: MountFlags,
 ) -> StepResult {
     match open_target(stage, mounts, placed, target)? {
-        Some(point) => bind_onto_itself(&point, target),
+        Some(point) => bind_onto_itself(&point, target, flags),
         None => Ok(()),
     }
 }
