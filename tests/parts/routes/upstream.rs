@@ -230,8 +230,10 @@ fn an_upstream_that_sends_the_key_back_is_cut_off() {
         let bench = Bench::new("echo", "", provider);
         let reply = bench.post("/v1/messages", "", BODY);
         assert!(!reply.is_whole, "{reply:?}");
+        // Where it is cut in what stands before the key depends on the reads.
+        let mut before = ["key ", "you sent "].iter();
         assert!(
-            ["", "key ", "you sent "].contains(&reply.body.as_str()),
+            before.any(|text| text.starts_with(&reply.body)),
             "{reply:?}"
         );
         eventually("it is counted", || {

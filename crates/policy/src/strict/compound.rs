@@ -246,6 +246,11 @@ impl Reader<'_> {
         if words.iter().any(|word| word.tilde || word.is_dynamic()) {
             return Err(self.not_plain("a loop over computed words"));
         }
+        // What follows an inner loop of the same variable would see that loop's last word.
+        let is_same = |open: &Open| matches!(&open.kind, Kind::Loop(outer) if outer.variable == variable.text);
+        if self.open.iter().any(is_same) {
+            return Err(self.not_plain("a loop in a loop of the same variable"));
+        }
         Ok(Loop {
             variable: variable.text,
             words,

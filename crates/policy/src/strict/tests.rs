@@ -257,6 +257,7 @@ fn what_a_loop_or_a_branch_computes_is_not_plain() {
         "for f in a; do x \"$g\"; done",
         "for f in a; do x \"$f[0]\"; done",
         "for f in a; do x; done; y \"$f\"",
+        "for f in a b; do for f in c d; do x; done; y \"$f\"; done",
         "for f in a; do x; done > y",
         "for f in a; do x; done | y",
         "for f; do x; done",
