@@ -177,7 +177,7 @@ pub enum Command {
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Show the changes that a session made in its overlay (workspace mode "overlay")
+    /// Show the changes that a session made (workspace modes "overlay" and "worktree")
     Diff(overlay::DiffArgs),
     /// Apply a session's changes to its workspace: all of them or none
     ///
@@ -189,11 +189,15 @@ pub enum Command {
     Discard(overlay::DiscardArgs),
     /// Bring the branch of a session into its repository (workspace mode "worktree")
     ///
-    /// The branch is named marshal/SESSION. Nothing is checked out or overwritten.
+    /// The branch is named marshal/SESSION. Nothing is checked out or overwritten. Refuses changes of
+    /// files that other programs run or obey, unless each is allowed.
     Land {
         /// Id of the session, as `run` and results show it
         #[arg(value_parser = |text: &str| SessionId::new(text))]
         session: SessionId,
+        /// Also take changes of this file, or below this directory, although other programs run or obey it
+        #[arg(long, value_name = "PATH")]
+        allow: Vec<String>,
     },
     /// Check or print the configuration
     Config {

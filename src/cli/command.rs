@@ -163,7 +163,6 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         | Command::Sandbox { .. }
         | Command::Completions(_)
         | Command::Man(_)
-        | Command::Diff(_)
         | Command::Apply(_)
         | Command::Discard(_)
         | Command::Api { .. }
@@ -228,8 +227,21 @@ async fn run_state_command(
             };
             report::report(state, config, &sources, args, cli.json, streams)
         }
-        Command::Land { session } => {
-            land::land_branch(state, config, session, cli.json, streams).await
+        Command::Diff(args) => {
+            let wanted = (&args.session, &*args.paths);
+            match land::show_diff(state, config, wanted, streams).await {
+                Some(exit) => exit,
+                None => {
+                    let session = &args.session;
+                    streams.err.line(&format!(
+                        "error: the session {session} has no overlay and no branch: only the workspace modes \"overlay\" and \"worktree\" keep what a diff compares with; for other modes see the changed files in its result"
+                    ));
+                    Exit::Usage
+                }
+            }
+        }
+        Command::Land { session, allow } => {
+            land::land_branch(state, config, (session, allow), cli.json, streams).await
         }
         _ => Exit::Usage,
     }

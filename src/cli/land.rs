@@ -9,12 +9,14 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
+use super::outside;
 use super::streams::Streams;
 use super::trust::display_path;
 use marshal_config::Config;
 use marshal_launch::{self as launch, LaunchPlan, RunError, SandboxSpec, Spawner};
-use marshal_model::limits::{BUNDLE_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT};
+use marshal_model::limits::{BUNDLE_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::{ExitStatus, SessionId, untrusted};
+use marshal_policy::Policy;
 use marshal_sandbox::uids::{self, LockedBlock, Sources, UidError};
 use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
 use marshal_sandbox::workspace::branch::git::{self, UnpackOutcome};
@@ -22,10 +24,13 @@ use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::{
     self, BUNDLE_INSIDE, BranchError, CloneRecord, SOURCE_INSIDE,
 };
+use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::workspace::{Owner, Root, TreeError};
 use marshal_sandbox::{self as sandbox, ExtraMounts, HostIds, PlanError, SandboxRequest, Tree};
 use marshal_wire::shim::MountAccess;
 
+/// Columns of a line of a diff.
+const LINE: usize = 2000;
 /// The PATH in git's sandbox.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// The most runs with a separate state directory that are searched.
@@ -73,6 +78,17 @@ enum LandBranchError {
     /// Git rejected the bundle.
     #[error("git rejected the bundle: {0}")]
     Refused(String),
+    /// It changes more than can be listed.
+    #[error("the branch changes too many files to list what takes effect outside of the sandbox")]
+    TooManyChanges,
+    /// It changes files that other programs run or obey, and nobody allowed that; they are listed.
+    #[error(
+        "nothing was taken: {0} files take effect outside of the sandbox; look at them (marshal diff), and add --allow PATH for each file or directory"
+    )]
+    Outside(usize),
+    /// The built-in policy of protected files cannot be used.
+    #[error("{0}")]
+    Guard(String),
     /// Git could not be run.
     #[error("git cannot be run in a sandbox: {0}")]
     Sandbox(#[from] RunError),
@@ -122,11 +138,11 @@ struct LandedBranch {
 pub(super) async fn land_branch(
     state: &Path,
     config: &Config,
-    session: &SessionId,
+    (session, allow): (&SessionId, &[String]),
     json: bool,
     streams: &mut Streams,
 ) -> Exit {
-    match land_bundle(state, config, session).await {
+    match land_bundle(state, config, (session, allow), streams).await {
         Ok(taken) if json => {
             let object = serde_json::json!({
                 "session": session.as_str(),
@@ -166,68 +182,116 @@ pub(super) async fn land_branch(
 async fn land_bundle(
     state: &Path,
     config: &Config,
-    session: &SessionId,
+    (session, allow): (&SessionId, &[String]),
+    streams: &mut Streams,
 ) -> Result<LandedBranch, LandBranchError> {
-    let copies = find(state, session)?;
-    let record = branch::read_record(&copies, session)?;
-    let bundle = copies.path().join(format!("{session},bundle"));
-    if bundle.symlink_metadata().is_err() {
-        return Err(LandBranchError::NoBundle(session.clone()));
+    let bundle = StoredBundle::open(state, session)?;
+    let sandbox = UnpackSandbox::create(config, &bundle)?;
+    unpack(&sandbox, (session, allow), streams).await
+}
+
+/// Shows what the branch of a session changes; `None` if the session has no clone.
+pub(super) async fn show_diff(
+    state: &Path,
+    config: &Config,
+    (session, paths): (&SessionId, &[String]),
+    streams: &mut Streams,
+) -> Option<Exit> {
+    let shown = async {
+        let bundle = StoredBundle::open(state, session)?;
+        let sandbox = UnpackSandbox::create(config, &bundle)?;
+        let listed = sandbox.run(git::unpack(
+            bundle.head.pack_offset,
+            bundle.ends(),
+            &branch::branch_name(session),
+        ));
+        if let UnpackOutcome::Checked { paths, .. } = UnpackOutcome::parse(&listed.await?)? {
+            let guard = outside::guard().map_err(LandBranchError::Guard)?;
+            outside::list(find_outside(&guard, &paths), &mut streams.out);
+        }
+        let sandbox = UnpackSandbox::create(config, &bundle)?;
+        let text = sandbox
+            .run(git::diff(bundle.head.pack_offset, bundle.ends(), paths))
+            .await?;
+        for line in String::from_utf8_lossy(&text).lines() {
+            streams.out.line(&untrusted::escape_for_display(line, LINE));
+        }
+        Ok(())
+    };
+    match shown.await {
+        Ok(()) => Some(Exit::Done),
+        Err(LandBranchError::NoClone { .. }) => None,
+        Err(error) => {
+            streams.err.line(&format!("error: {error}"));
+            Some(error.exit())
+        }
     }
-    let head = branch::stored_header(&copies, session, &record.base)?;
-    let repository = branch::check_repository(&record.source)?;
-    let spawner = Spawner::start(crate::BUILD).map_err(LandBranchError::Spawner)?;
-    let (ids, _held) = ids()?;
-    let owner = match ids {
-        HostIds::Root { slot_uid } => Some(Owner {
-            uid: slot_uid,
-            gid: slot_uid,
-        }),
-        HostIds::Own { .. } => None,
-    };
-    let what = format!("take-{}", uuid::Uuid::now_v7());
-    let (part, place) = branch::create_scratch(&copies, &what, owner)?;
-    let sandbox_args = UnpackSandbox {
-        config,
-        ids,
-        repository: &repository,
-        bundle: &bundle,
-        place: &place,
-    };
-    let done = unpack(&spawner, &sandbox_args, session, &record, &head).await;
-    branch::remove_scratch(&copies, &part);
-    done
+}
+
+/// The files that other programs run or obey.
+fn find_outside<'p>(
+    guard: &'p Policy,
+    paths: &'p [String],
+) -> impl Iterator<Item = (&'p str, &'static str)> {
+    let with_use =
+        move |path: &'p String| Some((&**path, outside::find_use(&[guard], path, true)?));
+    paths.iter().filter_map(with_use)
+}
+
+/// The bundle of a session, as the session left it.
+struct StoredBundle {
+    copies: Root,
+    record: CloneRecord,
+    path: PathBuf,
+    head: BundleHeader,
+    repository: PathBuf,
+}
+
+impl StoredBundle {
+    fn open(state: &Path, session: &SessionId) -> Result<Self, LandBranchError> {
+        let copies = find(state, session)?;
+        let record = branch::read_record(&copies, session)?;
+        let path = copies.path().join(format!("{session},bundle"));
+        if path.symlink_metadata().is_err() {
+            return Err(LandBranchError::NoBundle(session.clone()));
+        }
+        Ok(Self {
+            head: branch::stored_header(&copies, session, &record.base)?,
+            repository: branch::check_repository(&record.source)?,
+            copies,
+            record,
+            path,
+        })
+    }
+
+    /// The first commit that is not its own, and the last.
+    const fn ends(&self) -> (&ObjectId, &ObjectId) {
+        (&self.record.base, &self.head.tip)
+    }
 }
 
 async fn unpack(
-    spawner: &Spawner,
-    sandbox_args: &UnpackSandbox<'_>,
-    session: &SessionId,
-    record: &CloneRecord,
-    head: &BundleHeader,
+    sandbox: &UnpackSandbox<'_>,
+    (session, allow): (&SessionId, &[String]),
+    streams: &mut Streams,
 ) -> Result<LandedBranch, LandBranchError> {
     let name = branch::branch_name(session);
-    let plan = sandbox_args.plan(head, &name)?;
-    let run = launch::run_to_end(spawner, plan, GIT_TREE_TIMEOUT, GIT_OUTPUT_BYTES).await?;
-    if run.status != ExitStatus::Code(0) {
-        let message = String::from_utf8_lossy(&run.stderr).into_owned();
-        let message = untrusted::escape_for_display(message.trim(), 400);
-        return Err(LandBranchError::Refused(format!(
-            "{}: {message}",
-            run.status
-        )));
-    }
+    let StoredBundle { record, head, .. } = sandbox.bundle;
+    let command = git::unpack(head.pack_offset, sandbox.bundle.ends(), &name);
+    let output = sandbox.run(command).await?;
     let taken = |was_there| LandedBranch {
         branch: name.clone(),
         tip: head.tip.clone(),
         source: record.source.clone(),
         was_there,
     };
-    let (pack, has) = match UnpackOutcome::parse(&run.stdout)? {
-        UnpackOutcome::Checked { pack, has } => (pack, has),
+    let (pack, has, paths) = match UnpackOutcome::parse(&output)? {
+        UnpackOutcome::Checked { pack, has, paths } => (pack, has, paths),
         UnpackOutcome::Blocked => return Err(LandBranchError::Blocked),
         UnpackOutcome::Reftable => {
-            return Err(LandBranchError::Reftable(display_path(sandbox_args.bundle)));
+            return Err(LandBranchError::Reftable(display_path(
+                &sandbox.bundle.path,
+            )));
         }
     };
     match has {
@@ -235,8 +299,16 @@ async fn unpack(
         Some(has) if has == head.tip => return Ok(taken(true)),
         Some(has) => return Err(LandBranchError::Exists { branch: name, has }),
     }
-    let git = Root::open_resolved(sandbox_args.repository)?;
-    let packs = sandbox_args.place.join("objects/pack");
+    let guard = outside::guard().map_err(LandBranchError::Guard)?;
+    outside::list(find_outside(&guard, &paths), &mut streams.err);
+    let outside = find_outside(&guard, &paths);
+    let refused = outside.filter(|(path, _)| !outside::is_allowed(allow, path));
+    match refused.count() {
+        0 => {}
+        count => return Err(LandBranchError::Outside(count)),
+    }
+    let git = Root::open_resolved(&sandbox.bundle.repository)?;
+    let packs = sandbox.place.join("objects/pack");
     // Git has ended, and it could only write its own files: a link among them cannot lead
     // elsewhere.
     let from = Root::open_resolved(&packs)?;
@@ -244,17 +316,65 @@ async fn unpack(
     Ok(taken(false))
 }
 
-/// Git's sandbox for one bundle.
-struct UnpackSandbox<'a> {
-    config: &'a Config,
+/// Git's sandbox for one bundle, with a directory of its own that is removed afterwards.
+struct UnpackSandbox<'b> {
+    config: &'b Config,
+    bundle: &'b StoredBundle,
+    spawner: Spawner,
     ids: HostIds,
-    repository: &'a Path,
-    bundle: &'a Path,
-    place: &'a Path,
+    _held: Option<LockedBlock>,
+    part: String,
+    place: PathBuf,
 }
 
-impl UnpackSandbox<'_> {
-    fn plan(&self, head: &BundleHeader, branch: &str) -> Result<LaunchPlan, LandBranchError> {
+impl Drop for UnpackSandbox<'_> {
+    fn drop(&mut self) {
+        branch::remove_scratch(&self.bundle.copies, &self.part);
+    }
+}
+
+impl<'b> UnpackSandbox<'b> {
+    fn create(config: &'b Config, bundle: &'b StoredBundle) -> Result<Self, LandBranchError> {
+        let spawner = Spawner::start(crate::BUILD).map_err(LandBranchError::Spawner)?;
+        let (ids, _held) = ids()?;
+        let owner = match ids {
+            HostIds::Root { slot_uid } => Some(Owner {
+                uid: slot_uid,
+                gid: slot_uid,
+            }),
+            HostIds::Own { .. } => None,
+        };
+        let what = format!("take-{}", uuid::Uuid::now_v7());
+        let (part, place) = branch::create_scratch(&bundle.copies, &what, owner)?;
+        Ok(Self {
+            config,
+            bundle,
+            spawner,
+            ids,
+            _held,
+            part,
+            place,
+        })
+    }
+
+    /// Runs git to its end; returns its whole output.
+    async fn run(&self, command: GitCommand) -> Result<Vec<u8>, LandBranchError> {
+        let plan = self.plan(command)?;
+        let run =
+            launch::run_to_end(&self.spawner, plan, GIT_TREE_TIMEOUT, git::DIFF_BYTES).await?;
+        if run.status != ExitStatus::Code(0) {
+            let message = String::from_utf8_lossy(&run.stderr).into_owned();
+            let message = untrusted::escape_for_display(message.trim(), 400);
+            let why = format!("{}: {message}", run.status);
+            return Err(LandBranchError::Refused(why));
+        }
+        if run.is_truncated {
+            return Err(LandBranchError::TooManyChanges);
+        }
+        Ok(run.stdout)
+    }
+
+    fn plan(&self, git: GitCommand) -> Result<LaunchPlan, LandBranchError> {
         let profile = &self.config.sandboxes["standard"];
         let tree = |path: &Path, access| -> Result<Tree, LandBranchError> {
             let meta = std::fs::symlink_metadata(path)
@@ -267,15 +387,15 @@ impl UnpackSandbox<'_> {
             })
         };
         let sandbox_args = sandbox::plan(&SandboxRequest {
-            home: Some(tree(self.place, MountAccess::Rw)?),
+            home: Some(tree(&self.place, MountAccess::Rw)?),
             extra_mounts: ExtraMounts {
                 trees: vec![
                     (
-                        tree(self.repository, MountAccess::Ro)?,
+                        tree(&self.bundle.repository, MountAccess::Ro)?,
                         SOURCE_INSIDE.to_owned(),
                     ),
                     (
-                        tree(self.bundle, MountAccess::Ro)?,
+                        tree(&self.bundle.path, MountAccess::Ro)?,
                         BUNDLE_INSIDE.to_owned(),
                     ),
                 ],
@@ -284,7 +404,6 @@ impl UnpackSandbox<'_> {
             hostname: "take",
             ..sandbox::probe_request(profile, self.ids)
         })?;
-        let git = git::unpack(head.pack_offset, &head.tip, branch);
         let mut limits = sandbox::limits_of(profile);
         limits.fsize = 2 * BUNDLE_BYTES;
         let path = ("PATH".to_owned(), PATH.to_owned());

@@ -17,6 +17,7 @@ use marshal_model::{AgentClaims, DecidedBy, Decision, OnTimeout, SandboxFact};
 mod approval_settings;
 mod arguments;
 pub mod budget;
+mod build_scripts;
 pub mod cases;
 mod client;
 mod command;
@@ -63,6 +64,7 @@ mod url;
 mod wrappers;
 
 pub use approval_settings::ApprovalSettings;
+pub use build_scripts::is_build_script;
 pub use client::allow_announced_tool;
 pub use error::LoadError;
 pub use evaluation_context::{EvaluationContext, TimeOfDay};

@@ -44,10 +44,15 @@ pub(in crate::cli) fn handle_order(
 ) -> Result<Value, OverlayRefusal> {
     let overlay = lock_overlay(state, session)?;
     let note = apply::recover(&overlay).map_err(OverlayFailure::from)?;
-    let plan = plan_changes(&overlay, config, order == OverlayOrder::Diff)?;
+    let is_diff = order == OverlayOrder::Diff;
+    let allow = match &order {
+        OverlayOrder::Apply { allow, .. } => &**allow,
+        OverlayOrder::Diff => &[],
+    };
+    let plan = plan_changes(&overlay, config, is_diff, allow)?;
     let mut reply = changes(session, &plan);
     reply["note"] = json!(note);
-    let OverlayOrder::Apply { check, yes } = order else {
+    let OverlayOrder::Apply { check, yes, .. } = order else {
         return Ok(reply);
     };
     let refusals = plan.refusals();

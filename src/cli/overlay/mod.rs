@@ -16,6 +16,7 @@ use super::args::{Cli, Command};
 use super::command::{find_state, report_load_error};
 use super::config_file;
 use super::exit::Exit;
+use super::outside;
 use super::policies;
 use super::streams::Streams;
 use marshal_config::{Config, ConfigErrors};
@@ -24,13 +25,14 @@ use marshal_model::{ClientRequest, Decision, SandboxFacts, SessionId};
 use marshal_policy::{EvaluationContext, FsContext, NoLinks, Policy};
 use marshal_sandbox::state_dir::list_overlay_roots;
 use marshal_sandbox::workspace::overlay::apply::{self, ApplyError};
-use marshal_sandbox::workspace::overlay::apply_plan::{self, ApplyPlan, ChangeDecision};
+use marshal_sandbox::workspace::overlay::apply_plan::{
+    self, ApplyPlan, ChangeDecision, ChangeReview, OutsideFile,
+};
 use marshal_sandbox::workspace::{Overlay, OverlayError, Root, overlay};
 use marshal_sandbox::{HOME_INSIDE, WORKSPACE_INSIDE};
 
-/// A policy of paths that are never written, whatever a pool's policy says.
-const GUARD: &str =
-    "schema = 1\nname = \"apply\"\nextends = [\"builtin:guard\"]\ndefault = \"allow\"\n";
+/// The rules about files that other programs obey. Here a person decides on those.
+const OBEYED: [&str; 2] = ["guard-protected-file", "write-protected"];
 
 /// Columns of an error, and of a reason in it: they contain names that an agent chose.
 const ERROR: usize = 8000;
@@ -41,10 +43,10 @@ const REASON: usize = 700;
 pub struct DiffArgs {
     /// Id of the session, as `events` and results show it
     #[arg(value_parser = |text: &str| SessionId::new(text))]
-    session: SessionId,
+    pub(super) session: SessionId,
     /// Show only these paths, and everything below them; relative to the workspace
     #[arg(value_name = "PATH")]
-    paths: Vec<String>,
+    pub(super) paths: Vec<String>,
 }
 
 /// `apply …`
@@ -59,6 +61,9 @@ pub struct ApplyArgs {
     /// Also apply changes that the policy would ask a person about
     #[arg(short, long)]
     yes: bool,
+    /// Also apply this file, or everything below this directory, although other programs run or obey it
+    #[arg(long, value_name = "PATH")]
+    allow: Vec<String>,
 }
 
 /// `discard …`
@@ -108,7 +113,14 @@ pub(super) fn main(cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exi
         return Err(Box::new(cli));
     }
     let mut streams = streams();
-    Ok(run(&cli, &mut streams).unwrap_or_else(|failed| {
+    let done = run(&cli, &mut streams);
+    // A session without an overlay may have a clone, which needs the runtime.
+    if let (Command::Diff(_), Err(OverlayFailure::Overlay(OverlayError::Missing(_)))) =
+        (&cli.command, &done)
+    {
+        return Err(Box::new(cli));
+    }
+    Ok(done.unwrap_or_else(|failed| {
         match &failed {
             OverlayFailure::Reported(_) => {}
             OverlayFailure::Faulty(errors) => super::command::show(errors, false, &mut streams),
@@ -131,13 +143,13 @@ fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, OverlayFailure> {
     match &cli.command {
         Command::Diff(args) => {
             let overlay = open_overlay(&state, &args.session, streams)?;
-            let plan = plan_changes(&overlay, &config, true)?;
+            let plan = plan_changes(&overlay, &config, true, &[])?;
             text::diff(&plan, &args.paths, cli.json, streams);
             Ok(Exit::Done)
         }
         Command::Apply(args) => {
             let overlay = open_overlay(&state, &args.session, streams)?;
-            let plan = plan_changes(&overlay, &config, false)?;
+            let plan = plan_changes(&overlay, &config, false, &args.allow)?;
             apply_plan(&overlay, &plan, args, cli.json, streams)
         }
         Command::Discard(args) => {
@@ -191,6 +203,7 @@ fn plan_changes(
     overlay: &Overlay,
     config: &Config,
     texts: bool,
+    allow: &[String],
 ) -> Result<ApplyPlan, OverlayFailure> {
     let pool = overlay.record()?.pool;
     let Some(pool) = config.pool(&pool) else {
@@ -207,19 +220,30 @@ fn plan_changes(
             escape_for_display(&pool.policy, 60)
         )));
     };
-    let none = |name: &str| Err(format!("there is no file {name:?} beside it"));
-    let guard = Policy::load(GUARD, "apply", &none).map_err(|error| {
-        OverlayFailure::System(format!("cannot load the guard policy: {error}"))
-    })?;
+    let guard = outside::guard().map_err(OverlayFailure::System)?;
     let program: PathBuf = "/proc/self/exe".into();
     // The sandbox in which the agent wrote them: a policy may rely on it.
     let sandbox = config.sandbox_facts(pool);
-    let judge = |path: &str| decide_write(&[&guard, &policy.policy], sandbox, path);
+    let policies = [&guard, &*policy.policy];
+    let judge = |path: &str, is_dir: bool| {
+        let (decision, is_obeyed) = decide_write(&policies, sandbox, path);
+        let what = outside::find_use(&policies, path, !is_dir);
+        ChangeReview {
+            decision,
+            outside: what
+                .or(is_obeyed.then_some(outside::OBEYED))
+                .map(|what| OutsideFile {
+                    what,
+                    is_allowed: outside::is_allowed(allow, path),
+                }),
+        }
+    };
     Ok(apply_plan::plan_apply(overlay, &program, &judge, texts)?)
 }
 
-/// The strictest decision of the policies on a write to this path of the workspace.
-fn decide_write(policies: &[&Policy], sandbox: SandboxFacts, path: &str) -> ChangeDecision {
+/// The strictest decision of the policies on a write to this path of the workspace, and whether one
+/// denies it because other programs obey the file, which counts as no decision.
+fn decide_write(policies: &[&Policy], sandbox: SandboxFacts, path: &str) -> (ChangeDecision, bool) {
     let at = FsContext {
         workspace: WORKSPACE_INSIDE,
         home: HOME_INSIDE,
@@ -232,18 +256,22 @@ fn decide_write(policies: &[&Policy], sandbox: SandboxFacts, path: &str) -> Chan
         sandbox,
         ..EvaluationContext::default()
     };
-    let mut verdict = ChangeDecision::Allow;
+    let (mut verdict, mut is_obeyed) = (ChangeDecision::Allow, false);
     for policy in policies {
         let (decision, _) = policy.decide_client_in_context(&request, &at, &context);
         let rule = decision.rules.first().map_or("default", String::as_str);
         let why = format!("{} ({rule})", decision.reason);
+        let by_name = |rule: &String| OBEYED.contains(&&**rule);
         match decision.decision {
-            Decision::Deny => return ChangeDecision::Deny(why),
+            Decision::Deny if !decision.rules.is_empty() && decision.rules.iter().all(by_name) => {
+                is_obeyed = true;
+            }
+            Decision::Deny => return (ChangeDecision::Deny(why), is_obeyed),
             Decision::Ask => verdict = ChangeDecision::Ask(why),
             Decision::Allow => {}
         }
     }
-    verdict
+    (verdict, is_obeyed)
 }
 
 fn apply_plan(
@@ -310,21 +338,29 @@ mod tests {
 
     #[test]
     fn what_an_agent_wrote_in_its_sandbox_is_applied_but_nothing_that_others_obey() {
-        let none = |_: &str| Err(String::new());
-        let guard = Policy::load(GUARD, "apply", &none).expect("the guard");
+        let guard = outside::guard().expect("the guard");
         let policy = Policy::builtin("autonomous").expect("the policy");
-        let decide = |sandbox, path| decide_write(&[&guard, &policy], sandbox, path);
+        let policies = [&guard, &policy];
+        let decide = |sandbox, path| decide_write(&policies, sandbox, path).0;
         let confined = SandboxFacts::CONFINED;
         assert!(matches!(decide(confined, "src/a"), ChangeDecision::Allow));
         for path in [
             ".github/workflows/ci.yml",
             ".vscode/tasks.json",
             ".git/config",
-            "a/.env",
+            "a/Makefile",
         ] {
-            let decided = decide(confined, path);
-            assert!(matches!(decided, ChangeDecision::Deny(_)), "{path}");
+            assert!(
+                outside::find_use(&policies, path, false).is_some(),
+                "{path}"
+            );
         }
+        assert_eq!(outside::find_use(&policies, "src/a", false), None);
+        let decided = decide(confined, "a/.env");
+        assert!(
+            matches!(decided, ChangeDecision::Deny(_)),
+            "a person cannot allow it"
+        );
         let decided = decide(SandboxFacts::default(), "src/a");
         assert!(
             matches!(decided, ChangeDecision::Deny(_)),

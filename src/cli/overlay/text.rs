@@ -22,6 +22,9 @@ const CONTEXT: usize = 3;
 
 /// Shows every change at or below one of `paths` (all if empty), with its diff.
 pub(super) fn diff(plan: &ApplyPlan, paths: &[String], json: bool, streams: &mut Streams) {
+    if !json {
+        list_outside(plan, streams);
+    }
     for item in plan.changes.iter().filter(|item| is_wanted(item, paths)) {
         if json {
             let mut object = object(item);
@@ -42,8 +45,20 @@ pub(super) fn diff(plan: &ApplyPlan, paths: &[String], json: bool, streams: &mut
     cut(plan, streams);
 }
 
+/// Lists first what would take effect outside of the sandbox.
+fn list_outside(plan: &ApplyPlan, streams: &mut Streams) {
+    let outside = plan.changes.iter().filter_map(|item| {
+        let what = item.outside?;
+        Some((item.path.raw(), what))
+    });
+    crate::cli::outside::list(outside, &mut streams.out);
+}
+
 /// Shows every change on one line.
 pub(super) fn list(plan: &ApplyPlan, json: bool, streams: &mut Streams) {
+    if !json {
+        list_outside(plan, streams);
+    }
     for item in &plan.changes {
         if json {
             let object = Value::Object(object(item)).to_string();
@@ -109,6 +124,7 @@ fn print_item(item: &PlannedChange, streams: &mut Streams) {
     }
     streams.out.line(&line);
     for (word, why) in [
+        ("outside", &item.outside.map(str::to_owned)),
         ("refused", &item.refused),
         ("conflict", &item.conflict),
         ("asked", &item.approval_reason),
@@ -129,6 +145,7 @@ fn object(item: &PlannedChange) -> Map<String, Value> {
     put("path", json!(item.path.raw()));
     put("change", json!(item.kind.as_str()));
     for (key, why) in [
+        ("outside", &item.outside.map(str::to_owned)),
         ("refused", &item.refused),
         ("conflict", &item.conflict),
         ("asked", &item.approval_reason),

@@ -260,6 +260,7 @@ fn describe_mount(mount: &Mount, mode: WorkspaceModeArg) -> String {
         Mount::Dir { target } => format!("empty      {}", show(target)),
         Mount::Hidden { target } => format!("hidden     {}", show(target)),
         Mount::Held { target } => format!("stays      {}", show(target)),
+        Mount::Replaced { target, .. } => format!("replaced   {}", show(target)),
         Mount::ReadOnly { target } => format!("read-only  {}", show(target)),
         Mount::File { target, .. } => format!("made       {}", show(target)),
         Mount::Link { target, to } => format!("link       {} -> {}", show(target), show(to)),

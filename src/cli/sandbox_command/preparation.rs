@@ -308,6 +308,7 @@ fn masked_files(
     Ok(sandbox::ExtraMounts {
         hidden: covers.hidden,
         pinned: covers.pinned,
+        replaced: masks.find_replaced(&root)?,
         ..sandbox::ExtraMounts::none()
     })
 }
@@ -382,7 +383,7 @@ async fn copy_workspace(
     };
     let listing = match git_files {
         Some(mut files) => {
-            files.leave_out(|path| masks.hides(path));
+            files.leave_out(|path| masks.hides_in(&root, path));
             Listing::Git(files)
         }
         None => Listing::Except(masks),

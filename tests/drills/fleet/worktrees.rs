@@ -271,6 +271,58 @@ fn a_branch_comes_back(drill: &Drill, owner: u32) {
     assert_eq!(git(&source, &["rev-parse", &branch]), base);
 }
 
+/// Every file that another program runs or obeys is named before a branch is taken, also one that only
+/// an earlier commit of it has.
+#[test]
+fn a_branch_that_takes_effect_outside_is_shown_first_and_taken_by_name() {
+    let drill = Drill::new(POOL);
+    commit(&drill, &[]);
+    let work = "write made.txt one\nwrite package.json {}\nrun git add -A\nrun git commit -qm one\n\
+                run git rm -q package.json\nunasked cp made.txt AGENTS.md\nrun git add -A\nrun git commit -qm two";
+    let (ran, result) = run_one(&drill, work);
+    assert_eq!(result["outcome"], "done", "{}", ran.all());
+    let session = text(&result, "session");
+    let shown = drill.run(&["diff", session]);
+    assert_eq!(shown.code, Some(0), "{}", shown.all());
+    let listed = "takes effect outside of the sandbox:\n    AGENTS.md: a setting";
+    assert!(shown.stdout.starts_with(listed), "{}", shown.all());
+    assert!(
+        shown.stdout.contains("package.json: a build"),
+        "{}",
+        shown.all()
+    );
+    assert!(
+        shown.stdout.contains("+++ b/made.txt\n@@ -0,0 +1 @@\n+one"),
+        "{}",
+        shown.all()
+    );
+    let one = drill.run(&["diff", session, "AGENTS.md"]);
+    assert!(!one.stdout.contains("+++ b/made.txt") && one.stdout.contains("+++ b/AGENTS.md"));
+    let branch = format!("refs/heads/marshal/{session}");
+    for (args, code) in [
+        (&[] as &[&str], 1),
+        (&["--allow", "AGENTS.md"], 1),
+        (&["--allow", "AGENTS.md", "--allow", "package.json"], 0),
+    ] {
+        let took = drill.run(&[&["land", session], args].concat());
+        assert_eq!(took.code, Some(code), "{}", took.all());
+        assert!(
+            took.stderr.contains("package.json: a build"),
+            "{}",
+            took.all()
+        );
+        let (is_there, _) = try_git(&drill.workspace(), &["rev-parse", "--verify", &branch]);
+        assert_eq!(is_there, code == 0, "{}", took.all());
+    }
+    let none = drill.run(&["diff", "nobody"]);
+    assert_eq!(none.code, Some(2), "{}", none.all());
+    assert!(
+        none.stderr.contains("has no overlay and no branch"),
+        "{}",
+        none.all()
+    );
+}
+
 #[test]
 fn a_branch_comes_back_to_root() {
     a_branch_comes_back(&Drill::new(POOL), 0);

@@ -360,6 +360,66 @@ async fn a_device_is_refused_and_a_fifo_in_the_place_of_anything_makes_nobody_wa
     }
 }
 
+/// A person decides on each file that other programs run or obey, and sees all of them first.
+#[tokio::test]
+async fn what_takes_effect_outside_is_listed_first_and_needs_its_name() {
+    let over = OverlayHost::new();
+    over.put("f", "old\n");
+    let script = "mkdir -p .github/workflows a; echo x > .github/CODEOWNERS; echo x > .github/workflows/ci.yml; echo x > a/Makefile; \
+                  echo x > AGENTS.md; echo x > src.txt; echo x > .env";
+    over.session_says(script).await;
+    let shown = over.run_unless_busy(&["diff", "s-1"]);
+    let mut lines = shown.out.lines();
+    assert_eq!(lines.next(), Some("takes effect outside of the sandbox:"));
+    let listed: Vec<&str> = lines.take_while(|line| line.starts_with("    ")).collect();
+    for line in [
+        "    .github/workflows/ci.yml: a setting",
+        "    AGENTS.md: a setting",
+        "    a/Makefile: a build",
+    ] {
+        assert!(
+            listed.iter().any(|it| it.starts_with(line)),
+            "{line}: {listed:?}"
+        );
+    }
+    let harmless = ["    .github:", "    .github/CODEOWNERS", "    src.txt"];
+    let is_harmless = |line: &&&str| harmless.iter().any(|it| line.starts_with(it));
+    assert_eq!(listed.iter().find(is_harmless), None);
+    let err = over.refuses(&["apply", "s-1", "--yes"]);
+    for path in [".github/workflows/ci.yml", "AGENTS.md", "a/Makefile"] {
+        assert!(
+            err.contains(&format!("add --allow {path}")),
+            "{path}: {err}"
+        );
+    }
+    let all = [
+        "apply",
+        "s-1",
+        "--yes",
+        "--allow",
+        ".github",
+        "--allow",
+        "./a/",
+        "--allow",
+        "AGENTS.md",
+    ];
+    let err = over.refuses(&[&all as &[&str], &["--allow", ".env"]].concat());
+    assert!(
+        err.contains(".env") && err.contains("1 refused"),
+        "no word allows a secret: {err}"
+    );
+    fs::remove_file(over.upper(".env")).unwrap();
+    let err = over.refuses(&all[..7]);
+    assert!(
+        err.contains("AGENTS.md") && err.contains("1 refused"),
+        "{err}"
+    );
+    let output = over.run_unless_busy(&all);
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    assert_eq!(over.read("AGENTS.md"), "x\n");
+    assert_eq!(over.read(".github/workflows/ci.yml"), "x\n");
+}
+
 #[tokio::test]
 async fn what_the_policy_denies_is_refused_and_what_it_asks_needs_a_word() {
     let over = OverlayHost::new();

@@ -19,8 +19,11 @@ use marshal_model::{Role, SessionId};
 /// The number of concurrent operations on overlays; each may need much memory for its comparison.
 pub(super) const AT_ONCE: usize = 1;
 
+/// The most paths in `allow`.
+const ALLOWED: usize = 1000;
+
 /// An operation on an overlay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OverlayOrder {
     /// Show the changes.
     Diff,
@@ -30,6 +33,8 @@ pub enum OverlayOrder {
         check: bool,
         /// Also apply changes for which the policy asks a person: the client is that person.
         yes: bool,
+        /// Files and directories that other programs run or obey, and that are applied all the same.
+        allow: Vec<String>,
     },
 }
 
@@ -66,6 +71,8 @@ struct Apply {
     check: bool,
     #[serde(default)]
     yes: bool,
+    #[serde(default)]
+    allow: Vec<String>,
 }
 
 pub(super) async fn diff(app: AppState, request: RequestContext) -> HandlerResult {
@@ -73,13 +80,17 @@ pub(super) async fn diff(app: AppState, request: RequestContext) -> HandlerResul
 }
 
 pub(super) async fn apply(app: AppState, request: RequestContext) -> HandlerResult {
-    let Apply { check, yes } = request.body()?;
+    let Apply { check, yes, allow } = request.body()?;
     // The policy asks a person, and only callers that may answer approvals count as one.
-    if yes && !request.role.satisfies(Role::Approve) {
-        let detail = "\"yes\" approves in place of a person: this requires the role admin, which includes approve";
+    if (yes || !allow.is_empty()) && !request.role.satisfies(Role::Approve) {
+        let detail = "\"yes\" and \"allow\" decide in place of a person: this requires the role admin, which includes approve";
         return Err(ApiError::new(StatusCode::FORBIDDEN, detail));
     }
-    carry_out(app, request, OverlayOrder::Apply { check, yes }).await
+    if allow.len() > ALLOWED {
+        let detail = format!("\"allow\" has more than {ALLOWED} paths; name directories");
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, detail));
+    }
+    carry_out(app, request, OverlayOrder::Apply { check, yes, allow }).await
 }
 
 async fn carry_out(app: AppState, request: RequestContext, order: OverlayOrder) -> HandlerResult {

@@ -17,6 +17,7 @@ use crate::workspace::tree::{FileId, Kind, Root, TreeError, meta_of};
 use marshal_model::UntrustedText;
 use marshal_model::limits;
 use marshal_model::string_enum;
+use marshal_model::untrusted::escape_for_display;
 
 /// Prefix of names in a workspace that an apply uses itself.
 pub(super) const STAGING: &str = ".marshal-apply-";
@@ -34,8 +35,38 @@ pub enum ChangeDecision {
     Deny(String),
 }
 
-/// Evaluates writing a path below the workspace.
-pub type PolicyCheck<'j> = dyn Fn(&str) -> ChangeDecision + 'j;
+/// A file that other programs run or obey outside of the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutsideFile {
+    /// What it is, in a few words.
+    pub what: &'static str,
+    /// Whether a person allowed this path.
+    pub is_allowed: bool,
+}
+
+impl OutsideFile {
+    /// Why the path is refused, if it is.
+    #[must_use]
+    pub fn refusal(&self, path: &str) -> Option<String> {
+        let path = escape_for_display(path, 300);
+        let what = self.what;
+        (!self.is_allowed).then(|| {
+            format!("{what} would take effect outside of the sandbox; look at it, and add --allow {path}")
+        })
+    }
+}
+
+/// The review of a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangeReview {
+    /// The policy's decision.
+    pub decision: ChangeDecision,
+    /// Set if other programs run or obey the file.
+    pub outside: Option<OutsideFile>,
+}
+
+/// Reviews writing a path below the workspace; the flag says that it is a directory.
+pub type PolicyCheck<'j> = dyn Fn(&str, bool) -> ChangeReview + 'j;
 
 string_enum!(
     /// How a path changes.
@@ -64,6 +95,8 @@ pub struct PlannedChange {
     pub conflict: Option<String>,
     /// Why it needs a person's approval, if it does.
     pub approval_reason: Option<String>,
+    /// What it is, if other programs run or obey it outside of the sandbox.
+    pub outside: Option<&'static str>,
     /// Its permission bits before and after, if they differ.
     pub modes: Option<(u32, u32)>,
     /// Content before and after of a regular file, if both were read; empty for a missing file.
@@ -222,6 +255,7 @@ fn new_change(path: &str, kind: PlannedChangeKind) -> PlannedChange {
         refused: None,
         conflict: None,
         approval_reason: None,
+        outside: None,
         modes: None,
         texts: None,
     }
@@ -308,17 +342,24 @@ impl Planner<'_> {
         self.plan.changes.push(odd);
     }
 
-    /// Applies the policy, and refuses names that an apply uses itself.
+    /// Applies the policy, and refuses names that an apply uses itself. A directory has two paths.
     fn apply_policy(&self, mut of: PlannedChange, paths: &[&str]) -> PlannedChange {
         let names = of.path.raw().split('/').next();
         if names.is_some_and(|first| first.starts_with(STAGING)) {
             of.refused = Some("its name is reserved for apply".to_owned());
         }
         for path in paths {
-            match (self.policy)(path) {
+            let review = (self.policy)(path, paths.len() > 1);
+            match review.decision {
                 ChangeDecision::Allow => {}
                 ChangeDecision::Ask(why) => of.approval_reason = Some(why),
                 ChangeDecision::Deny(why) => {
+                    of.refused.get_or_insert(why);
+                }
+            }
+            if let Some(outside) = review.outside {
+                of.outside = Some(outside.what);
+                if let Some(why) = outside.refusal(of.path.raw()) {
                     of.refused.get_or_insert(why);
                 }
             }

@@ -52,9 +52,15 @@ impl Planner<'_> {
         }
         [place.clone(), format!("{place}{ANYTHING}")]
             .iter()
-            .find_map(|place| match (self.policy)(place) {
-                ChangeDecision::Deny(why) => Some(format!("is a symbolic link to {place}: {why}")),
-                ChangeDecision::Allow | ChangeDecision::Ask(_) => None,
+            .find_map(|place| {
+                let review = (self.policy)(place, false);
+                let why = match review.decision {
+                    ChangeDecision::Deny(why) => Some(why),
+                    ChangeDecision::Allow | ChangeDecision::Ask(_) => {
+                        review.outside.and_then(|outside| outside.refusal(place))
+                    }
+                };
+                why.map(|why| format!("is a symbolic link to {place}: {why}"))
             })
     }
 }

@@ -1,0 +1,80 @@
+//! Files of a workspace that take effect outside of the sandbox once they leave it: other programs run
+//! or obey them.
+//!
+//! Owns which files these are, and which of them a person allowed. Must not know how a change leaves.
+
+use super::streams::Output;
+use marshal_model::untrusted::escape_for_display;
+use marshal_policy::{Policy, is_build_script};
+
+/// Columns of a path.
+const PATH: usize = 400;
+
+/// A policy with the built-in protected files, which allows everything else.
+const GUARD: &str =
+    "schema = 1\nname = \"apply\"\nextends = [\"builtin:guard\"]\ndefault = \"allow\"\n";
+
+/// What a protected file is.
+pub(super) const OBEYED: &str = "a setting or hook of git, CI, an editor, a shell or an agent";
+
+/// The policy of what is protected whatever a pool's policy says.
+///
+/// # Errors
+/// A sentence, if it cannot be loaded.
+pub(super) fn guard() -> Result<Policy, String> {
+    let none = |name: &str| Err(format!("there is no file {name:?} beside it"));
+    Policy::load(GUARD, "apply", &none)
+        .map_err(|error| format!("cannot load the guard policy: {error}"))
+}
+
+/// What a file is, if other programs run or obey it.
+pub(super) fn find_use(
+    policies: &[&Policy],
+    path: &str,
+    may_be_link: bool,
+) -> Option<&'static str> {
+    if policies
+        .iter()
+        .any(|policy| policy.is_protected(path, may_be_link))
+    {
+        return Some(OBEYED);
+    }
+    is_build_script(path).then_some("a build or package script")
+}
+
+/// Whether a person allowed the path, itself or a directory that contains it.
+pub(super) fn is_allowed(allow: &[String], path: &str) -> bool {
+    allow.iter().any(|allowed| {
+        let allowed = allowed.trim_start_matches("./").trim_end_matches('/');
+        let rest = path.strip_prefix(allowed).filter(|_| !allowed.is_empty());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    })
+}
+
+/// Lists such files, before anything else is said of the changes.
+pub(super) fn list<'f>(files: impl Iterator<Item = (&'f str, &'static str)>, output: &mut Output) {
+    let mut files = files.peekable();
+    if files.peek().is_none() {
+        return;
+    }
+    output.line("takes effect outside of the sandbox:");
+    for (path, what) in files {
+        output.line(&format!("    {}: {what}", escape_for_display(path, PATH)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_allowed;
+
+    #[test]
+    fn a_path_is_allowed_by_its_name_or_by_a_directory() {
+        let allow = |allowed: &str, path: &str| is_allowed(&[allowed.to_owned()], path);
+        assert!(allow(".github", ".github/workflows/x") && allow("./a/", "a"));
+        assert!(
+            !allow(".", "a") && !allow("./", "a") && !allow("", "a"),
+            "each by its name"
+        );
+        assert!(!allow(".git", ".github/x") && !allow("a/b", "a") && !is_allowed(&[], "a"));
+    }
+}
