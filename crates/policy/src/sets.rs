@@ -215,8 +215,9 @@ impl PathSet {
     }
 
     /// Whether a name with `*`, `?` or `[…]` may become one of the set's names, of which it spells
-    /// a letter or a digit. A pattern without one (`*`, `src*`) does not count: it is as wide as a
-    /// search of the whole directory, and what it becomes there is compared name by name.
+    /// a letter or a digit, or two of a name that begins with one. A pattern without them (`*`,
+    /// `src*`) does not count: it is as wide as a search of the whole directory, and what it becomes
+    /// there is compared name by name.
     /// `crosses`: its `*` also matches a leading dot and `/`.
     pub(super) fn may_expand_into(&self, pattern: &str, crosses: bool) -> bool {
         let folded;
@@ -448,37 +449,64 @@ fn above(pattern: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The file names that a pattern matches; `None` if it is any name.
+/// The file names that a pattern matches; `None` if it is any name, or one in a directory that the
+/// pattern names, because then the directory decides. The last extension of a name with letters
+/// before it says nothing: other files have it, too.
 fn name(pattern: &str, folded: bool) -> Option<Vec<Token>> {
-    let name = pattern.rsplit('/').next().unwrap_or(pattern);
+    let mut components = pattern.rsplit('/');
+    let name = components.next().unwrap_or(pattern);
+    let is_wild = |directory: &str| matches!(directory, "" | "@" | "~") || directory.contains('*');
+    if !components.next().is_none_or(is_wild) {
+        return None;
+    }
     let name = if folded {
         name.to_lowercase()
     } else {
         name.to_owned()
     };
-    let tokens = tokenize(&name.replace(['{', '}'], "*"));
+    let mut tokens = tokenize(&name.replace(['{', '}'], "*"));
     let is_letter = |token: &Token| matches!(token, Token::Is(c) if c.is_alphanumeric());
+    let dot = tokens.iter().rposition(|token| *token == Token::Is('.'));
+    if let Some(dot) = dot.filter(|dot| tokens[..*dot].iter().any(is_letter)) {
+        for token in &mut tokens[dot..] {
+            if let Token::Is(c) = *token {
+                *token = Token::Common(c);
+            }
+        }
+    }
     tokens.iter().any(is_letter).then_some(tokens)
 }
 
-/// Whether two patterns have a common name of which both spell a letter or digit.
+/// The most spelled characters that are counted.
+const SPELLED: usize = 2;
+
+/// Which counts of spelled characters are possible.
+type Counts = [bool; SPELLED + 1];
+
+/// Whether two patterns have a common name of which both spell a letter or digit; two of a name
+/// that begins with one.
 fn have_common_name(pattern: &[Token], name: &[Token]) -> bool {
+    let needed = match name.first() {
+        Some(Token::Is(c)) if c.is_alphanumeric() => 2,
+        _ => 1,
+    };
+
     // No file name is that long, so nothing would match.
     if pattern.iter().filter(|t| **t != Token::Any).count() > NAME_MAX {
         return false;
     }
     // Which positions of `name` can be reached with the part of `pattern` that was read, with and
     // without a character that both spell.
-    let mut row = vec![[false; 2]; name.len() + 1];
+    let mut row = vec![Counts::default(); name.len() + 1];
     row[0][0] = true;
     skip_wildcards(&mut row, name);
     for token in pattern {
-        let mut next = vec![[false; 2]; name.len() + 1];
+        let mut next = vec![Counts::default(); name.len() + 1];
         for at in 0..=name.len() {
             if name.get(at) == Some(&Token::Any) {
                 carry_forward(&mut row, at);
             }
-            for spelled in 0..2 {
+            for spelled in 0..=SPELLED {
                 if !row[at][spelled] {
                     continue;
                 }
@@ -489,17 +517,19 @@ fn have_common_name(pattern: &[Token], name: &[Token]) -> bool {
                 let Some(other) = name.get(at) else { continue };
                 let to = match other {
                     Token::Any => at,
-                    Token::One | Token::Is(_) | Token::Set(_) => at + 1,
+                    Token::One | Token::Is(_) | Token::Common(_) | Token::Set(_) => at + 1,
                 };
                 let (meets, both) = match (token, other) {
                     (Token::Is(a), Token::Is(b)) => (a == b, a.is_alphanumeric()),
+                    (Token::Is(a), Token::Common(b)) => (a == b, false),
                     (Token::Set(set), Token::Is(b)) => (set.contains(b), b.is_alphanumeric()),
+                    (Token::Set(set), Token::Common(b)) => (set.contains(b), false),
                     _ => (true, false),
                 };
                 if !meets {
                     continue;
                 }
-                let found = usize::from(spelled == 1 || both);
+                let found = (spelled + usize::from(both)).min(SPELLED);
                 if wide {
                     // It continues from there with the same token.
                     mark_reached(&mut next, &mut row, to, found);
@@ -511,24 +541,25 @@ fn have_common_name(pattern: &[Token], name: &[Token]) -> bool {
         skip_wildcards(&mut next, name);
         row = next;
     }
-    row[name.len()][1]
+    row[name.len()][needed..].contains(&true)
 }
 
 /// A position that is reached within one wildcard.
-fn mark_reached(next: &mut [[bool; 2]], row: &mut [[bool; 2]], to: usize, found: usize) {
+fn mark_reached(next: &mut [Counts], row: &mut [Counts], to: usize, found: usize) {
     next[to][found] = true;
     row[to][found] = true;
 }
 
 /// Whatever reaches a position reaches the next one, too.
-fn carry_forward(row: &mut [[bool; 2]], at: usize) {
-    let [bare, spelled] = row[at];
-    row[at + 1][0] |= bare;
-    row[at + 1][1] |= spelled;
+fn carry_forward(row: &mut [Counts], at: usize) {
+    let from = row[at];
+    for (to, from) in row[at + 1].iter_mut().zip(from) {
+        *to |= from;
+    }
 }
 
 /// A `*` of the name may match the empty text.
-fn skip_wildcards(row: &mut [[bool; 2]], name: &[Token]) {
+fn skip_wildcards(row: &mut [Counts], name: &[Token]) {
     for (at, token) in name.iter().enumerate() {
         if *token == Token::Any {
             carry_forward(row, at);
@@ -608,7 +639,7 @@ fn matches_text(pattern: &str, name: &str) -> bool {
             row[i + 1] = match token {
                 Token::Any => row[i] || above,
                 Token::One | Token::Set(_) => diagonal,
-                Token::Is(literal) => diagonal && *literal == c,
+                Token::Is(literal) | Token::Common(literal) => diagonal && *literal == c,
             };
             diagonal = above;
         }
@@ -623,6 +654,8 @@ enum Token {
     Set(Vec<char>),
     One,
     Is(char),
+    /// A character of a secret's name that many other names have.
+    Common(char),
 }
 
 #[cfg(test)]

@@ -220,6 +220,7 @@ fn granted_access<'m>(
         | Mount::Hidden { .. }
         | Mount::Held { .. }
         | Mount::ReadOnly { .. }
+        | Mount::Replaced { .. }
         | Mount::Link { .. } => {
             return None;
         }

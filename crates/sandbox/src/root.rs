@@ -141,6 +141,7 @@ impl Root {
             (Mount::Dir { target }, ..) => self.mount_point(target, true).map(drop),
             (Mount::Held { target }, ..) => self.pin(target),
             (Mount::ReadOnly { target }, ..) => self.make_read_only(target),
+            (Mount::Replaced { target, text }, ..) => self.replace(target, text),
             (Mount::Hidden { target }, ..) => self.hide(target),
             (Mount::File { target, text }, ..) => self.file(target, text),
             (Mount::Link { target, to }, ..) => self.link(target, to),

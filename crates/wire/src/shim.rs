@@ -289,6 +289,14 @@ pub enum Mount {
         /// The path inside.
         target: String,
     },
+    /// Another text in the place of a file that is there, read-only. If it is not there, nothing
+    /// starts.
+    Replaced {
+        /// The path inside.
+        target: String,
+        /// The text.
+        text: String,
+    },
     /// A small file of the root.
     File {
         /// The path inside.

@@ -21,3 +21,4 @@ mod sdk;
 mod shell_facts;
 mod table;
 mod together;
+mod unattended;

@@ -67,6 +67,7 @@ mod reload_writing;
 mod report_page;
 mod rounds;
 mod routes;
+mod secret_kinds;
 mod secrets;
 mod session_pages;
 mod sizes;

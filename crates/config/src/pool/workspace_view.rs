@@ -15,13 +15,12 @@ use marshal_model::limits;
 /// The JSON-schema pattern of a pattern: below the workspace, and never above it.
 const PATTERN: &str = r"^!?(?!/)(?!(.*/)?\.\.?(/|$)).+$";
 
-/// Whether anything of the workspace can be hidden. A clone has all content in its objects, and
-/// without a sandbox nothing can cover a file.
+/// Whether anything of the workspace can be hidden. Without a sandbox nothing can cover a file; in a
+/// copy or a clone it is not there.
 pub(crate) const fn can_be_masked(mode: WorkspaceMode, launcher: Launcher) -> bool {
     match mode {
-        WorkspaceMode::Copy => true,
+        WorkspaceMode::Copy | WorkspaceMode::Worktree => true,
         WorkspaceMode::Ro | WorkspaceMode::Rw | WorkspaceMode::Overlay => launcher.has_sandbox(),
-        WorkspaceMode::Worktree => false,
     }
 }
 
@@ -54,17 +53,8 @@ fn read_mask(
         return usual.iter().map(|&pattern| pattern.to_owned()).collect();
     };
     if !can {
-        let (message, help) = if mode == WorkspaceMode::Worktree {
-            (
-                "mode = \"worktree\" takes no mask: the agent can read committed files in the repository's objects",
-                "use mode \"ro\", or take the secrets out of the repository",
-            )
-        } else {
-            (
-                "a mask needs a sandbox on this host: without one nothing hides a file",
-                "use mode \"copy\"",
-            )
-        };
+        let message = "a mask needs a sandbox on this host: without one nothing hides a file";
+        let help = "use mode \"copy\"";
         let diagnostics = table.diagnostics;
         diagnostics.report(&mask.place, message, Some(help.to_owned()));
         return Vec::new();

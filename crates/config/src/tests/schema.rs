@@ -137,7 +137,6 @@ const BEYOND: &[&str] = &[
     "expected \"auto\" or FIRST-LAST",
     "mode = \"overlay\" needs",
     "excludes a check",
-    "takes no mask",
     "a mask needs a sandbox",
     "expected a pattern below the workspace",
     "the pattern cannot be read",

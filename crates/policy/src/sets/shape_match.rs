@@ -262,7 +262,7 @@ fn match_character(of_shape: &Step, of_pattern: &Step, at: usize, spelled: usize
 /// Whether a character of a shape may be this one.
 fn token_matches(one: &Token, c: char) -> bool {
     match one {
-        Token::Is(own) => *own == c,
+        Token::Is(own) | Token::Common(own) => *own == c,
         Token::Set(set) => set.contains(&c),
         Token::One | Token::Any => c != '/',
     }

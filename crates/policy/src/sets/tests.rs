@@ -57,7 +57,14 @@ fn folded_sets_ignore_case() {
 
 #[test]
 fn a_shell_pattern_may_become_a_secret() {
-    let secrets = set(&["**/.env", "**/*.pem", "**/id_rsa*"], false);
+    let names = [
+        "**/.env",
+        "**/*.pem",
+        "**/id_rsa*",
+        "**/auth-*.json",
+        "**/.aws/credentials",
+    ];
+    let secrets = set(&names, false);
     for pattern in [
         ".e*",
         ".en?",
@@ -75,6 +82,9 @@ fn a_shell_pattern_may_become_a_secret() {
         "s*m",
         "[i][d]_[r][s][a]",
         "*e*",
+        "au*",
+        "a*th*.json",
+        "auth-?.j*",
     ] {
         assert!(secrets.may_expand_into(pattern, false), "{pattern}");
     }
@@ -93,6 +103,12 @@ fn a_shell_pattern_may_become_a_secret() {
         "main.*",
         "*.toml",
         "README*",
+        "i*",
+        "a*",
+        "*.json",
+        "*.j*n",
+        "package*.json",
+        "cred*",
     ] {
         assert!(!secrets.may_expand_into(pattern, false), "{pattern}");
     }

@@ -93,7 +93,8 @@ pub(super) fn options(
                 | Mount::Overlay { .. }
                 | Mount::Hidden { .. }
                 | Mount::Held { .. }
-                | Mount::ReadOnly { .. },
+                | Mount::ReadOnly { .. }
+                | Mount::Replaced { .. },
                 _,
             ) => {}
         }
@@ -108,6 +109,6 @@ pub(super) fn options(
 pub(super) const fn is_shown(mount: &Mount) -> bool {
     !matches!(
         mount,
-        Mount::Hidden { .. } | Mount::Held { .. } | Mount::ReadOnly { .. }
+        Mount::Hidden { .. } | Mount::Held { .. } | Mount::ReadOnly { .. } | Mount::Replaced { .. }
     )
 }

@@ -73,6 +73,7 @@ pub(super) fn is_shown(mount: &Mount) -> bool {
         | Mount::Hidden { .. }
         | Mount::Held { .. }
         | Mount::ReadOnly { .. }
+        | Mount::Replaced { .. }
         | Mount::Mirror { .. }
         | Mount::Proc { .. }
         | Mount::Dir { .. }

@@ -247,7 +247,9 @@ fn check_mount(mount: &Mount, opened: &OpenedMount) -> StepResult {
     match mount {
         Mount::Hidden { target } => return check_hidden(target),
         Mount::Held { target } => return check_pinned(target, false),
-        Mount::ReadOnly { target } => return check_pinned(target, true),
+        Mount::ReadOnly { target } | Mount::Replaced { target, .. } => {
+            return check_pinned(target, true);
+        }
         _ => {}
     }
     let (

@@ -121,6 +121,11 @@ pub(super) fn build(plan: &ShimPlan, wants: impl Fn(&Mount) -> bool) -> StepResu
             Mount::Held { target } => {
                 cover::pin_target(&stage, &plan.mounts, &placed, target, MountFlags::empty())?;
             }
+            Mount::Replaced { target, text } => {
+                let node = Path::new(STAGE_DIR).join(number.to_string());
+                write_readable(&node, text)?;
+                cover::replace_target((&stage, &plan.mounts, &placed), number, target)?;
+            }
             Mount::ReadOnly { target } => {
                 cover::pin_target(&stage, &plan.mounts, &placed, target, MountFlags::RDONLY)?;
             }
@@ -163,6 +168,7 @@ fn check_supported(plan: &ShimPlan) -> StepResult {
             | Mount::Hidden { .. }
             | Mount::Held { .. }
             | Mount::ReadOnly { .. }
+            | Mount::Replaced { .. }
             | Mount::File { .. }
             | Mount::Link { .. } => {}
         }
@@ -236,8 +242,10 @@ pub(super) fn locate_in_place(
         directory: directory.map(Path::to_owned),
     };
     for (number, mount) in plan.mounts.iter().enumerate() {
-        if let Mount::Hidden { target } | Mount::Held { target } | Mount::ReadOnly { target } =
-            mount
+        if let Mount::Hidden { target }
+        | Mount::Held { target }
+        | Mount::ReadOnly { target }
+        | Mount::Replaced { target, .. } = mount
         {
             return Err(SetupFailure {
                 path: Some(target.clone()),

@@ -27,6 +27,8 @@ pub struct ExtraMounts {
     pub pinned: Vec<String>,
     /// Paths below the workspace that are read-only.
     pub read_only: Vec<String>,
+    /// Files below the workspace in whose place another text is seen, each with that text.
+    pub replaced: Vec<(String, String)>,
 }
 
 impl ExtraMounts {
@@ -40,6 +42,7 @@ impl ExtraMounts {
             hidden: Vec::new(),
             pinned: Vec::new(),
             read_only: Vec::new(),
+            replaced: Vec::new(),
         }
     }
 }
@@ -85,6 +88,12 @@ pub(super) fn add_extra(
     for path in &request.extra_mounts.read_only {
         mounts.push(Mount::ReadOnly {
             target: below_workspace(path)?,
+        });
+    }
+    for (path, text) in &request.extra_mounts.replaced {
+        mounts.push(Mount::Replaced {
+            target: below_workspace(path)?,
+            text: text.clone(),
         });
     }
     for path in &request.extra_mounts.hidden {

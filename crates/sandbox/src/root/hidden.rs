@@ -30,15 +30,20 @@ impl Root {
         let stat = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
         let is_dir = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir();
         let node = self.cover_node(is_dir)?;
+        self.cover(&node, &point, target)
+    }
+
+    /// Mounts a node of the root on `point`, read-only.
+    fn cover(&mut self, node: &OwnedFd, point: &OwnedFd, target: &str) -> StepResult {
         let clone = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_EMPTY_PATH;
-        let cover = rustix::mount::open_tree(&node, "", clone).on(
+        let cover = rustix::mount::open_tree(node, "", clone).on(
             Stage::Mount,
             "open the cover of",
             target,
         )?;
-        move_onto(&cover, &point).on(Stage::Mount, "cover", target)?;
+        move_onto(&cover, point).on(Stage::Mount, "cover", target)?;
         let hard = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         self.seals.push((target.to_owned(), hard));
         Ok(())
@@ -62,6 +67,18 @@ impl Root {
         let hard = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
         self.seals.push((target.to_owned(), hard));
         Ok(())
+    }
+
+    /// Mounts a file with this text in the place of `target`, read-only.
+    pub(super) fn replace(&mut self, target: &str, text: &str) -> StepResult {
+        let Some(point) = self.open_target(target)? else {
+            return Ok(());
+        };
+        let node = format!("{FILE}.{}", self.seals.len());
+        self.file(&node, text)?;
+        let (parent, name) = self.parent(&node)?;
+        let node = open_path(parent.as_fd(), name).on(Stage::Mount, "open", target)?;
+        self.cover(&node, &point, target)
     }
 
     /// Opens `target` without following links; `None` where the agent cannot reach it.

@@ -16,7 +16,8 @@ use self::copier::Copier;
 use super::file_list::{FileList, GitDir, ListError, git_dir};
 use super::mask::Masks;
 use super::removal::remove_tree;
-use super::tree::{Root, TreeError};
+use super::secret_content::clean_git_config;
+use super::tree::{Root, TreeError, open_handle_at};
 use super::{Owner, foreign_path};
 use crate::state_dir::StateDir;
 use marshal_model::limits;
@@ -160,14 +161,38 @@ fn fill(
     match listing {
         Listing::Git(list) => copier.copy(list)?,
         Listing::Except(masks) => {
-            let skip = |path: &[u8]| path == b".git" || masks.hides(path);
+            let skip = |path: &[u8]| path == b".git" || masks.hides_in(source, path);
             copier.copy(&FileList::walk(source, b"", bounds.files, &skip)?)?;
         }
     }
     if git == GitDir::Dir {
         copier.copy_git()?;
     }
-    Ok(copier.into_copied())
+    let copied = copier.into_copied();
+    if let Some(text) = clean_git_config(&target)? {
+        replace_git_config(&target, &text, owner)?;
+    }
+    Ok(copied)
+}
+
+/// Puts this text in the place of the copied `.git/config`.
+fn replace_git_config(target: &Root, text: &str, owner: Option<Owner>) -> Result<(), TreeError> {
+    let at = |errno: Errno| TreeError::at("write", b".git/config", errno);
+    let git =
+        open_handle_at(target, c".git").map_err(|error| TreeError::at("open", b".git", error))?;
+    rustix::fs::unlinkat(&git, "config", rustix::fs::AtFlags::empty()).map_err(at)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&git, "config", flags, Mode::from_raw_mode(0o644)).map_err(at)?;
+    if let Some(owner) = owner {
+        let (uid, gid) = (owner.uid, owner.gid);
+        let (uid, gid) = (
+            rustix::fs::Uid::from_raw(uid),
+            rustix::fs::Gid::from_raw(gid),
+        );
+        rustix::fs::fchown(&file, Some(uid), Some(gid)).map_err(at)?;
+    }
+    std::io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes())
+        .map_err(|error| TreeError::at("write", b".git/config", error))
 }
 
 /// Copies one path with everything below it, and the directories above it, into the empty directory

@@ -6,7 +6,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use super::tree::TreeError;
+use super::secret_content::{clean_git_config, has_secret};
+use super::tree::{Root, TreeError};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use marshal_model::UntrustedText;
 use marshal_model::limits;
@@ -72,6 +73,8 @@ impl Masks {
             let bad = |error: globset::Error| {
                 MaskError::Pattern(pattern.clone(), error.kind().to_string())
             };
+            // Everything in a directory is hidden with the directory.
+            let text = text.strip_suffix("/**").unwrap_or(text);
             let text = text.strip_suffix('/').unwrap_or(text);
             let text = if text.contains('/') {
                 text.to_owned()
@@ -100,6 +103,60 @@ impl Masks {
     pub(super) fn matches(&self, path: &[u8]) -> bool {
         let path = Path::new(OsStr::from_bytes(path));
         self.hide.is_match(path) && !self.show.is_match(path)
+    }
+
+    /// Whether the file itself is hidden because of what is in it.
+    pub(super) fn matches_content(&self, root: &Root, path: &[u8]) -> bool {
+        let is_shown = self.show.is_match(Path::new(OsStr::from_bytes(path)));
+        !self.is_empty() && !is_shown && has_secret(root, path)
+    }
+
+    /// The same patterns for git, as pathspecs below the repository's root.
+    ///
+    /// # Errors
+    /// [`MaskError::Pattern`]: git has no alternatives in braces.
+    pub fn to_pathspecs(patterns: &[String]) -> Result<Vec<String>, MaskError> {
+        let mut specs = Vec::new();
+        for pattern in patterns {
+            let (magic, text) = match pattern.strip_prefix('!') {
+                Some(text) => ("exclude,top,glob,icase", text),
+                None => ("top,glob,icase", pattern.as_str()),
+            };
+            if text.contains(['{', '}']) {
+                let why = "git, which makes the worktree, has no alternatives in braces: write a pattern for each";
+                return Err(MaskError::Pattern(pattern.clone(), why.to_owned()));
+            }
+            let text = text.strip_suffix("/**").unwrap_or(text);
+            let text = text.strip_suffix('/').unwrap_or(text);
+            let below = if text.contains('/') { "" } else { "**/" };
+            // A glob of git's does not match what is in a directory that it matches.
+            specs.push(format!(":({magic}){below}{text}"));
+            specs.push(format!(":({magic}){below}{text}/**"));
+        }
+        Ok(specs)
+    }
+
+    /// Files of the workspace in whose place another text is shown, each with that text: the
+    /// configuration of its repository, without its credentials.
+    ///
+    /// # Errors
+    /// If that configuration cannot be read.
+    pub fn find_replaced(&self, root: &Root) -> Result<Vec<(String, String)>, TreeError> {
+        const CONFIG: &str = ".git/config";
+        if self.is_empty() || self.show.is_match(CONFIG) {
+            return Ok(Vec::new());
+        }
+        let text = clean_git_config(root)?;
+        Ok(text
+            .map(|text| (CONFIG.to_owned(), text))
+            .into_iter()
+            .collect())
+    }
+
+    /// Whether a file of the workspace at `root` is hidden, by its path or by what is in it.
+    #[must_use]
+    pub fn hides_in(&self, root: &Root, path: &[u8]) -> bool {
+        self.hides(path) || self.matches_content(root, path)
     }
 
     /// Whether a path below the workspace is hidden, by itself or by a parent directory.
@@ -134,6 +191,9 @@ mod tests {
         check(&["a/*.pem"], "b/a/key.pem", false);
         check(&["secrets"], "secrets/x/y", true);
         check(&["secrets/"], "secrets/x", true);
+        check(&["**/.ssh/**"], "a/.ssh", true);
+        check(&["**/.ssh/**"], "a/.ssh/config", true);
+        check(&["**/.ssh/**"], "a/ssh/config", false);
         check(&["**/*.pem", "!**/cacert.pem"], "a/cacert.pem", false);
         check(&[], ".env", false);
     }

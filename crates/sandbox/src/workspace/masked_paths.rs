@@ -183,7 +183,10 @@ impl Search<'_> {
         if entry.path == b".git" && !self.sees_real_nodes() {
             return Ok(WalkStep::Skip);
         }
-        if path.starts_with(".git") || !self.masks.matches(entry.path) {
+        let is_own_git = path.starts_with(".git");
+        let has_secret =
+            || entry.meta.kind == Kind::File && self.masks.matches_content(self.root, entry.path);
+        if is_own_git || !(self.masks.matches(entry.path) || has_secret()) {
             // The agent is this owner inside, and could grant itself permission.
             let is_closed = entry.meta.kind == Kind::Dir
                 && entry.meta.uid == self.owner

@@ -22,6 +22,7 @@ pub mod protected_paths;
 pub mod quarantine;
 pub mod removal;
 pub mod resolve;
+pub mod secret_content;
 pub mod size;
 pub mod slice;
 pub mod sweep;

@@ -17,12 +17,12 @@ use crate::setup::{PoolShared, Shared};
 use marshal_launch::{LaunchPlan, ProgramOutput, RunError, SpawnError};
 use marshal_model::limits::{BUNDLE_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::{ExitStatus, SessionId, untrusted};
-use marshal_sandbox::workspace::Owner;
 use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMIT, SourceHead};
 use marshal_sandbox::workspace::branch::{
     self, BranchError, CloneRecord, OBJECTS_INSIDE, SOURCE_INSIDE,
 };
 use marshal_sandbox::workspace::file_list::GitCommand;
+use marshal_sandbox::workspace::{Masks, Owner};
 use marshal_sandbox::{ExtraMounts, Tree};
 
 /// Clones the source's HEAD for the session.
@@ -82,7 +82,11 @@ pub(super) async fn make_clone(
         .await?
         .map_err(|error| bad(error.into()))?
     };
-    let GitCommand { argv, env } = git::clone(&record.base, &branch::branch_name(&order.session));
+    let GitCommand { argv, env } = git::clone(
+        &record.base,
+        &branch::branch_name(&order.session),
+        &hidden_paths(pool)?,
+    );
     let git_sandbox = GitSandbox {
         beside,
         writable: true,
@@ -107,6 +111,11 @@ pub(super) async fn make_clone(
     .await?;
     drop(permit);
     done
+}
+
+/// What the mask hides, for git.
+fn hidden_paths(pool: &PoolShared) -> Result<Vec<String>, PrepareError> {
+    Ok(Masks::to_pathspecs(&pool.config.workspace.mask)?)
 }
 
 /// Reads the record of the session's clone, and mounts the objects that it borrows.
@@ -250,7 +259,11 @@ async fn bundle(
         branch::create_scratch(of.state.copies(), &what, owner)
     });
     let (part, home) = scratch.await?.map_err(|error| bad(error.into()))?;
-    let GitCommand { argv, env } = git::bundle(&record.base, &branch::branch_name(session));
+    let GitCommand { argv, env } = git::bundle(
+        &record.base,
+        &branch::branch_name(session),
+        &hidden_paths(pool)?,
+    );
     let git_sandbox = GitSandbox {
         home: Some(home),
         beside: space.beside.clone(),

@@ -18,7 +18,7 @@ use marshal_model::SessionId;
 use marshal_sandbox::ExtraMounts;
 use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::workspace::{
-    GitDir, Listing, Masks, Owner, Root, WorkspaceView, copy, file_list, slice,
+    GitDir, Listing, MaskError, Masks, Owner, Root, WorkspaceView, copy, file_list, slice,
 };
 
 /// The sandbox of a git command.
@@ -96,7 +96,7 @@ async fn make_tree(
     };
     let listing = match git_files {
         Some(mut files) => {
-            files.leave_out(|path| masks.hides(path));
+            files.leave_out(|path| masks.hides_in(&root, path));
             Listing::Git(files)
         }
         None => Listing::Except(masks),
@@ -198,6 +198,12 @@ async fn find_masked_paths(
             return Ok((protection, ExtraMounts::none()));
         }
         let covers = masks.find(&root, &parts, view)?;
+        let is_seen = parts.is_empty() || parts.iter().any(|part| part == ".git");
+        let replaced = if is_seen {
+            masks.find_replaced(&root).map_err(MaskError::from)?
+        } else {
+            Vec::new()
+        };
         if covers.sockets > 0 {
             tracing::warn!(workspace = %path.display(), sockets = covers.sockets, "sockets of the workspace are hidden");
         }
@@ -207,6 +213,7 @@ async fn find_masked_paths(
             hidden: covers.hidden,
             pinned: covers.pinned,
             read_only,
+            replaced,
             ..ExtraMounts::none()
         };
         Ok::<_, PrepareError>((protection, mounts))

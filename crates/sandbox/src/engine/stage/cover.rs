@@ -35,13 +35,33 @@ pub(super) fn cover_target(
     let stat = rustix::fs::fstat(&point).on(Stage::Mount, "inspect", target)?;
     let is_dir = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir();
     let node = cover_node(stage, is_dir)?;
+    cover(&node, &point, target)
+}
+
+/// Mounts the file that the stage has under this number in the place of `target`, read-only.
+pub(super) fn replace_target(
+    (stage, mounts, placed): (&OwnedFd, &[Mount], &[StagedMount]),
+    number: usize,
+    target: &str,
+) -> StepResult {
+    let Some(point) = open_target(stage, mounts, placed, target)? else {
+        return Ok(());
+    };
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let node = rustix::fs::openat(stage, number.to_string(), flags, Mode::empty());
+    let node = node.on(Stage::Mount, "open", target)?;
+    cover(&node, &point, target)
+}
+
+/// Mounts a node of the stage on `point`, read-only.
+fn cover(node: &OwnedFd, point: &OwnedFd, target: &str) -> StepResult {
     let clone = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH;
     let cover =
-        rustix::mount::open_tree(&node, "", clone).on(Stage::Mount, "open the cover of", target)?;
+        rustix::mount::open_tree(node, "", clone).on(Stage::Mount, "open the cover of", target)?;
     let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    rustix::mount::move_mount(&cover, "", &point, "", both).on(Stage::Mount, "cover", target)?;
+    rustix::mount::move_mount(&cover, "", point, "", both).on(Stage::Mount, "cover", target)?;
     let hard = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     let itself = format!("/proc/self/fd/{}", cover.as_raw_fd());
     rustix::mount::mount_remount(itself, MountFlags::BIND | hard, "").on(

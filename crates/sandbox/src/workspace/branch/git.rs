@@ -25,6 +25,23 @@ echo "$format $head ${dirty:+dirty}"
 exec git --git-dir="$S" ls-tree -r --format='%(objectsize)' "$head"
 "#;
 
+/// Writes the paths that the pathspecs match into a file, and leaves them out of the working tree; with
+/// pathspecs also files of settings that hold a secret, as in [`super::super::secret_content`].
+const HIDE: &str = r#"
+hide() {
+    hidden=$1
+    shift
+    : > "$hidden"
+    if [ $# -eq 0 ]; then return; fi
+    git ls-files -z -- "$@" >> "$hidden"
+    git grep --cached -l -z -i -E '_authToken|_auth *=|_password|npmAuth(Token|Ident)' -- \
+        ':(top,glob,icase)**/.npmrc' ':(top,glob,icase)**/.yarnrc' ':(top,glob,icase)**/.yarnrc.yml' >> "$hidden" || [ $? = 1 ]
+    git grep --cached -l -z -E '://[^/[:space:]]*@|/t/' -- ':(top,glob,icase)**/.pip.conf' \
+        ':(top,glob,icase)**/pip.conf' ':(top,glob,icase)**/pip.ini' ':(top,glob,icase)**/.condarc' >> "$hidden" || [ $? = 1 ]
+    git update-index -z --skip-worktree --stdin < "$hidden"
+}
+"#;
+
 /// Creates the clone in the current directory.
 const CLONE: &str = r#"
 set -e
@@ -39,6 +56,10 @@ git config user.email agent@marshal.invalid
 git config gc.auto 0
 git update-ref "refs/heads/$branch" "$head"
 git reset --quiet --hard
+shift 5
+hide .git/hidden "$@"
+xargs -0 -r rm -f -- < .git/hidden
+rm .git/hidden
 "#;
 
 /// Creates the bundle in the home; prints `none`, or the commit and whether work was uncommitted.
@@ -54,6 +75,8 @@ if [ -f .git/info/exclude ]; then cat .git/info/exclude > "$out/info/exclude"; f
 export GIT_DIR="$out" GIT_WORK_TREE="$PWD" GIT_INDEX_FILE="$HOME/index"
 git config core.bare false
 git read-tree "$tip"
+shift 4
+hide "$HOME/hidden" "$@"
 work=committed
 git add --all --ignore-errors . >/dev/null 2>&1 || work=partial
 tree=$(git write-tree)
@@ -71,7 +94,7 @@ echo "$tip $work"
 "#;
 
 /// Unpacks and checks a bundle beside the source's objects; prints the pack's name and the branch's
-/// current commit.
+/// current commit, and on further lines, separated by NUL, every path that a commit of it changes.
 const UNPACK: &str = r#"
 set -e
 export GIT_DIR="$1" GIT_OBJECT_DIRECTORY="$HOME/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$1/objects"
@@ -84,7 +107,24 @@ git cat-file -e "$4^{commit}"
 git rev-list --objects --quiet "$4" --not --all
 read -r word pack < "$HOME/said"
 echo "$word $pack $has"
+git diff-tree -r -z --name-only --no-renames "$7" "$4"
+git rev-list --no-merges "$4" --not "$7" |
+    git diff-tree -r -z --name-only --no-renames --no-commit-id --root --stdin
 "#;
+
+/// Unpacks a bundle as for taking it, and prints what it changes.
+const DIFF: &str = r#"
+set -e
+export GIT_DIR="$1" GIT_OBJECT_DIRECTORY="$HOME/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$1/objects"
+mkdir -p "$GIT_OBJECT_DIRECTORY/pack"
+tail -c "+$3" "$2" | git index-pack --stdin --fix-thin --strict "--max-input-size=$5" > "$HOME/said"
+base=$6 tip=$4
+shift 6
+exec git diff-tree -r -p --no-renames --no-ext-diff --no-textconv "$base" "$tip" -- "$@"
+"#;
+
+/// Maximum output of [`diff`] in bytes.
+pub const DIFF_BYTES: usize = 16 << 20;
 
 /// The environment of git in the sandbox, PATH excluded. Hooks, file system monitors and lazy
 /// fetches of the repository are disabled, although they could not reach anything outside.
@@ -191,9 +231,10 @@ impl SourceHead {
     }
 }
 
-/// The command that creates a clone in the current directory, which is empty.
+/// The command that creates a clone in the current directory, which is empty. Files that `hidden`
+/// matches ([`super::super::Masks::to_pathspecs`]) are not checked out.
 #[must_use]
-pub fn clone(head: &ObjectId, branch: &str) -> GitCommand {
+pub fn clone(head: &ObjectId, branch: &str, hidden: &[String]) -> GitCommand {
     let words = [
         SOURCE_INSIDE,
         OBJECTS_INSIDE,
@@ -201,14 +242,19 @@ pub fn clone(head: &ObjectId, branch: &str) -> GitCommand {
         head.as_str(),
         branch,
     ];
-    script(CLONE, &words)
+    let hidden = hidden.iter().map(String::as_str);
+    let words: Vec<&str> = words.into_iter().chain(hidden).collect();
+    script(&format!("{HIDE}{CLONE}"), &words)
 }
 
-/// The command that creates the bundle of the clone in the current directory.
+/// The command that creates the bundle of the clone in the current directory. Files that `hidden`
+/// matches stay as they are in its last commit.
 #[must_use]
-pub fn bundle(base: &ObjectId, branch: &str) -> GitCommand {
+pub fn bundle(base: &ObjectId, branch: &str, hidden: &[String]) -> GitCommand {
     let words = [OBJECTS_INSIDE, base.as_str(), branch, base.format()];
-    script(BUNDLE, &words)
+    let hidden = hidden.iter().map(String::as_str);
+    let words: Vec<&str> = words.into_iter().chain(hidden).collect();
+    script(&format!("{HIDE}{BUNDLE}"), &words)
 }
 
 /// The outcome of creating a bundle.
@@ -244,7 +290,7 @@ impl BundleOutcome {
 /// `index-pack --strict` performs the checks of a fetch with `transfer.fsckObjects`; before git
 /// 2.46 a fetch from a bundle skips them.
 #[must_use]
-pub fn unpack(pack_at: u64, tip: &ObjectId, branch: &str) -> GitCommand {
+pub fn unpack(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), branch: &str) -> GitCommand {
     let (from, most) = ((pack_at + 1).to_string(), limits::BUNDLE_BYTES.to_string());
     let words = [
         SOURCE_INSIDE,
@@ -253,8 +299,25 @@ pub fn unpack(pack_at: u64, tip: &ObjectId, branch: &str) -> GitCommand {
         tip.as_str(),
         branch,
         &most,
+        base.as_str(),
     ];
     script(UNPACK, &words)
+}
+
+/// The command that shows what the bundle changes, of `paths` only if there are any.
+#[must_use]
+pub fn diff(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), paths: &[String]) -> GitCommand {
+    let (from, most) = ((pack_at + 1).to_string(), limits::BUNDLE_BYTES.to_string());
+    let mut words = vec![
+        SOURCE_INSIDE,
+        BUNDLE_INSIDE,
+        &from,
+        tip.as_str(),
+        &most,
+        base.as_str(),
+    ];
+    words.extend(paths.iter().map(String::as_str));
+    script(DIFF, &words)
 }
 
 /// The outcome of unpacking a bundle.
@@ -266,6 +329,8 @@ pub enum UnpackOutcome {
         pack: String,
         /// The branch's current commit in the source, if it exists.
         has: Option<ObjectId>,
+        /// The paths that its commits change, sorted; bytes that are not UTF-8 are replaced.
+        paths: Vec<String>,
     },
     /// A branch of the source has the name of our directory of branches.
     Blocked,
@@ -280,7 +345,17 @@ impl UnpackOutcome {
     /// [`BranchError::UnreadableOutput`]
     pub fn parse(output: &[u8]) -> Result<Self, BranchError> {
         let bad = || BranchError::UnreadableOutput("no status of the pack");
-        let text = std::str::from_utf8(output).map_err(|_| bad())?;
+        let end = output.iter().position(|byte| *byte == b'\n');
+        let (line, rest) = output.split_at(end.map_or(output.len(), |end| end + 1));
+        let text = std::str::from_utf8(line).map_err(|_| bad())?;
+        let paths = rest
+            .split(|byte| *byte == 0)
+            .filter(|path| !path.is_empty());
+        let mut paths: Vec<String> = paths
+            .map(|path| String::from_utf8_lossy(path).into_owned())
+            .collect();
+        paths.sort_unstable();
+        paths.dedup();
         let words: Vec<&str> = text.split_whitespace().collect();
         match words[..] {
             ["reftable"] => Ok(Self::Reftable),
@@ -291,6 +366,7 @@ impl UnpackOutcome {
                     "none" => None,
                     id => Some(ObjectId::new(id).ok_or_else(bad)?),
                 },
+                paths,
             }),
             _ => Err(bad()),
         }
