@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
+/// The policy `cautious`.
+const CAUTIOUS: &str = include_str!("cautious.toml");
+
 /// An unprivileged uid for tests: nobody.
 pub(crate) const NOBODY: u32 = 65534;
 
@@ -86,6 +89,11 @@ impl Drill {
             drill.state().display().to_string(),
             pools.replace("MARK", &drill.mark)
         );
+        // A policy that asks, for pools that name it and policies that extend it.
+        fs::write(drill.path("cautious.toml"), CAUTIOUS).expect("cautious.toml");
+        if pools.contains("\"cautious\"") {
+            text.insert_str(0, "[policy.cautious]\nfile = \"cautious.toml\"\n\n");
+        }
         fs::write(drill.config(), text).expect("supervisor.toml");
         if let Some(uid) = uid {
             let status = Command::new("chown")

@@ -503,7 +503,7 @@ impl WorkspaceMode {
 /// The default mask: the names of secrets that the built-in policies deny to every tool
 /// (`builtin:secrets`). Examples of settings hold no secret, and certificates of authorities are
 /// public.
-pub const DEFAULT_MASK: [&str; 61] = [
+pub const DEFAULT_MASK: [&str; 62] = [
     "**/.env",
     "**/.env.*",
     "**/*.pem",
@@ -526,7 +526,7 @@ pub const DEFAULT_MASK: [&str; 61] = [
     "**/.boto",
     "**/.dockercfg",
     "**/.vault-token",
-    "**/terraform.tfstate*",
+    "**/*.tfstate*",
     "**/.terraformrc",
     "**/*.keystore",
     "**/*.kdbx",
@@ -535,6 +535,7 @@ pub const DEFAULT_MASK: [&str; 61] = [
     "**/*.ovpn",
     "**/secring.*",
     "**/kubeconfig*",
+    "**/*.kubeconfig",
     "**/credentials.json",
     "**/credentials.tfrc.json",
     "**/application_default_credentials.json",

@@ -222,7 +222,7 @@ impl ShellEvaluator<'_, '_, '_> {
         self.evaluate_inner_commands(command, &reading.texts, bases, &mut part, 0);
         self.evaluate_assignments(command, bases, &mut part, 0);
         let redirects = self.evaluate_redirects(&command.redirects, bases, &mut part);
-        part.denied_variable = self.find_denied_variable(command);
+        part.denied_variable = self.find_denied_variable(command, bases);
         if let Some(rule) = self.any_command_rule() {
             part.add(Hit::from_rule(rule));
             part.unallowed = false;
@@ -517,11 +517,17 @@ impl ShellEvaluator<'_, '_, '_> {
         trusted.then(|| name.to_owned())
     }
 
-    /// The first variable that may not be set before a command.
-    fn find_denied_variable(&self, command: &Command) -> Option<String> {
+    /// The first variable that may not be set before a command. A program of the workspace may get
+    /// any: it can do as much by itself.
+    fn find_denied_variable(&self, command: &Command, bases: &[Cwd]) -> Option<String> {
+        let is_own = |program: &Word| {
+            self.trusted_name(&program.text).is_none() && self.is_own_program(program, bases)
+        };
+        let takes_any =
+            !command.assignments.is_empty() && command.words.first().is_some_and(is_own);
         let allow = &self.policy.shell.env_allow;
         let mut all = command.assignments.iter();
-        let barred = all.find(|a| !allow.contains(&a.name) || a.value.is_dynamic());
+        let barred = all.find(|a| a.value.is_dynamic() || !(takes_any || allow.contains(&a.name)));
         barred.map(|a| a.name.clone())
     }
 

@@ -32,13 +32,14 @@ const FILES: &[(&str, &str)] = &[
     ),
 ];
 
-/// What the model does: looks, tries, repairs, tries again, adds a test, commits.
+/// What the model does: looks, tries, repairs, tries again, adds a test, commits. Only the last lines
+/// of the tests' output are shown: Gemini takes a line of dashes for a model that repeats itself.
 const WORK: &str = r#"RUN: git log --oneline && git status --short && ls -R durations tests
 RUN: sed -n 1,20p durations/read.py; grep -rn "total" durations | head
-RUN: python3 -m unittest 2>&1 | tail -5; echo "tried"
-RUN: sed -i 's/total = int/total += int/' durations/read.py && python3 -m unittest -q
+RUN: python3 -m unittest 2>&1 | tail -1; echo "tried"
+RUN: sed -i 's/total = int/total += int/' durations/read.py && python3 -m unittest 2>&1 | tail -1
 RUN: printf '\n    def test_three(self):\n        self.assertEqual(seconds("1h1m1s"), 3661)\n' >> tests/test_read.py
-RUN: for f in tests/*.py; do python3 -m py_compile "$f"; done; python3 -m unittest 2>&1 | tail -3 > /tmp/report; cat /tmp/report
+RUN: for f in tests/*.py; do python3 -m py_compile "$f"; done; python3 -m unittest 2>&1 | tail -1 > /tmp/report; cat /tmp/report
 RUN: git add -A && git commit -qm 'durations: add up the parts' && git log -1 --stat
 SAY: the parts are added up now
 "#;

@@ -22,7 +22,7 @@ fn pool(quirks: &[&str], keys: &str) -> String {
 [pool.demo]
 command   = ["marshal", "script-agent", "--dialect", "acp", "--ledger", "ledger.txt"{quirks}]
 dialect   = "acp"
-policy    = "developer"
+policy    = "cautious"
 workspace = {{ path = "project", mode = "copy" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
 {keys}

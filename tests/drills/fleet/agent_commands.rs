@@ -31,7 +31,7 @@ fn pool(name: &str, command: &str, dialect: &str, keys: &str) -> String {
 command   = {command}
 dialect   = {dialect}
 session   = "slot"
-policy    = "developer"
+policy    = "cautious"
 workspace = {{ path = "project", mode = "copy" }}
 restart   = {{ base = "20ms", max = "100ms", on_crash = "resume" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}

@@ -13,7 +13,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// Every protocol that the script agent speaks.
 pub(crate) const DIALECTS: [&str; 2] = ["scaiflux", "acp"];
 
-/// What no rule of `developer` allows.
+/// What no rule of `cautious` allows.
 pub(crate) const UNDECIDED_PROMPT: &str = "run touch made.txt";
 
 pub(crate) fn pool(dialect: &str, more: &str) -> String {
@@ -23,7 +23,7 @@ pub(crate) fn pool(dialect: &str, more: &str) -> String {
 size      = 1
 command   = ["marshal", "script-agent", "--dialect", "{dialect}"]
 dialect   = "{dialect}"
-policy    = "developer"
+policy    = "cautious"
 workspace = {{ path = "project", mode = "copy" }}
 restart   = {{ base = "20ms", max = "100ms" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}

@@ -334,13 +334,12 @@ fn watchers_are_told_what_waits_each_change_and_the_end() {
     result(&drill, second);
 }
 
-/// A pool whose policy is `developer` with this `[approval]`.
+/// A pool whose policy is `cautious` with this `[approval]`.
 fn with_policy(ask: &str, more: &str) -> Drill {
-    let text = pool("acp", more).replace("\"developer\"", "\"own\"");
+    let text = pool("acp", more).replace("\"cautious\"", "\"own\"");
     let drill = Drill::new(&(text + "[policy.own]\nfile = \"own.toml\"\n"));
-    let policy = format!(
-        "schema = 1\nname = \"own\"\nextends = [\"builtin:developer\"]\n[approval]\n{ask}\n"
-    );
+    let policy =
+        format!("schema = 1\nname = \"own\"\nextends = [\"cautious.toml\"]\n[approval]\n{ask}\n");
     fs::write(drill.path("own.toml"), policy).expect("a policy");
     drill
 }

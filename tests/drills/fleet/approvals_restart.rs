@@ -251,11 +251,11 @@ fn the_same_words_in_another_directory_are_another_ask() {
 
 #[test]
 fn what_a_stricter_policy_does_not_permit_any_more_does_not_hold() {
-    let text = slot_pool("acp").replace("\"developer\"", "\"own\"");
+    let text = slot_pool("acp").replace("\"cautious\"", "\"own\"");
     let drill = Drill::new(&(text + "[policy.own]\nfile = \"own.toml\"\n"));
     let put = |ask: &str| {
         let text = format!(
-            "schema = 1\nname = \"own\"\nextends = [\"builtin:developer\"]\n[approval]\n{ask}\n"
+            "schema = 1\nname = \"own\"\nextends = [\"cautious.toml\"]\n[approval]\n{ask}\n"
         );
         std::fs::write(drill.path("own.toml"), text).expect("a policy");
     };

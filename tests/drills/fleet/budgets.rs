@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// What one answer of [`message`] costs: 16 tokens read, 7 written.
 const ANSWER: i64 = 23;
 
-/// A pool of script agents under `developer` with these budgets beside.
+/// A pool of script agents under `cautious` with these budgets beside.
 fn scripted(dialect: &str, keys: &str, budget: &str) -> Drill {
     let drill = Drill::new(&format!(
         r#"
@@ -33,9 +33,8 @@ env       = {{ set = {{ DRILL = "MARK" }} }}
 file = "own.toml"
 "#
     ));
-    let text = format!(
-        "schema = 1\nname = \"own\"\nextends = [\"builtin:developer\"]\n[budget]\n{budget}\n"
-    );
+    let text =
+        format!("schema = 1\nname = \"own\"\nextends = [\"cautious.toml\"]\n[budget]\n{budget}\n");
     fs::write(drill.path("own.toml"), text).expect("a policy");
     drill
 }

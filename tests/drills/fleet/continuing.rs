@@ -17,7 +17,7 @@ fn pool(attempts: u32, restart: &str) -> String {
 [pool.demo]
 size      = 4
 command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--ledger", "ledger.jsonl"]
-policy    = "developer"
+policy    = "cautious"
 attempts  = {attempts}
 workspace = {{ path = "project", mode = "copy" }}
 restart   = {{ budget = 100, base = "20ms", max = "100ms", {restart} }}
@@ -374,7 +374,7 @@ const ODD: &str = r#"
 [pool.odd]
 size      = 1
 command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--protocol", "2"]
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 "#;
 

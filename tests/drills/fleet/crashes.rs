@@ -16,7 +16,7 @@ fn pool(restart: &str, attempts: u32) -> String {
 size      = 4
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
 launcher  = "unshare"
-policy    = "developer"
+policy    = "cautious"
 attempts  = {attempts}
 workspace = {{ path = "project", mode = "copy" }}
 restart   = {{ budget = 100, base = "20ms", max = "200ms", on_crash = "{restart}" }}

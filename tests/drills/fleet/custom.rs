@@ -24,7 +24,7 @@ fn pool(name: &str, dialect: &str, flags: &str) -> String {
 command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--ledger", "ledger.txt"{flags}]
 dialect   = {dialect}
 permission_requests = "all"
-policy    = "developer"
+policy    = "cautious"
 workspace = {{ path = "project", mode = "copy" }}
 restart   = {{ base = "10ms", max = "50ms" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}

@@ -38,7 +38,7 @@ fn pools(dialect: &str, size: usize, more: &str, delegate: &str) -> String {
 size      = {size}
 command   = ["marshal", "script-agent", "--dialect", "{dialect}"]
 dialect   = "{dialect}"
-policy    = "developer"
+policy    = "cautious"
 delegate  = "own"
 workspace = {{ path = "project", mode = "copy" }}
 restart   = {{ base = "20ms", max = "100ms" }}
@@ -189,7 +189,7 @@ fn it_makes_an_allow_a_deny_and_never_a_deny_an_allow() {
             (&input["pool"], &input["class"]),
             (&json!("demo"), &json!("read"))
         );
-        assert_eq!(input["policy"]["name"], "developer");
+        assert_eq!(input["policy"]["name"], "cautious");
         assert_eq!(input["policy"]["decision"], "allow");
         assert!(
             input["facts"]["parts"][0]["words"][0]

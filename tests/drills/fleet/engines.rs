@@ -20,7 +20,7 @@ dialect   = "acp"
 permission_requests = "all"
 launcher  = "LAUNCHER"
 attempts  = 2
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 check     = ["/bin/sh", "-c", "test -e README.md && test ! -e forbidden"]
 stop      = { goodbye = "300ms", eof = "300ms", int = "300ms", term = "300ms" }

@@ -46,7 +46,7 @@ size      = 1
 command   = ["python3", "agent.py"]
 dialect   = "scaiflux"
 launcher  = "unshare"
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 stop      = { goodbye = "2s", eof = "1s", int = "1s", term = "1s" }
 "#,

@@ -60,7 +60,7 @@ fault    = "slow"
 #[test]
 fn an_engine_that_breaks_or_crawls_denies_and_the_session_lives_on() {
     for dialect in DIALECTS {
-        let text = pool(dialect, "").replace("\"developer\"", "\"faults\"");
+        let text = pool(dialect, "").replace("\"cautious\"", "\"faults\"");
         let drill = Drill::new(&format!(
             "{text}\n[policy.faults]\nfile = \"faults.toml\"\n"
         ));
@@ -132,7 +132,7 @@ fn ask(id: usize, tool: &str, input: &str) -> String {
 
 /// Has an agent ask exactly this, and gives the verdicts; the last request is one that is allowed.
 fn verdicts_for(dialect: &str, policy: &str, requests: &[(&str, &str)]) -> Vec<Verdict> {
-    let text = pool(dialect, "").replace("\"developer\"", &format!("\"{policy}\""));
+    let text = pool(dialect, "").replace("\"cautious\"", &format!("\"{policy}\""));
     let own = r#"["marshal", "script-agent", "--dialect", "scaiflux"]"#;
     let drill = Drill::new(&text.replace(own, r#"["python3", "asker.py"]"#));
     fs::write(drill.workspace().join("asker.py"), ASKER).expect("an agent");

@@ -15,7 +15,7 @@ size      = 4
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
 launcher  = "none"
 network   = "host"
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 env       = { set = { DRILL = "MARK" } }
 "#;

@@ -257,10 +257,10 @@ restart   = { budget = 0 }
 #[test]
 fn a_budget_that_is_spent_is_told_once_with_whose_it_is() {
     let server = Provider::start(ok);
-    let pools = pool("scaiflux", "").replace("\"developer\"", "\"own\"")
+    let pools = pool("scaiflux", "").replace("\"cautious\"", "\"own\"")
         + "[policy.own]\nfile = \"own.toml\"\n";
     let drill = posting(&pools, &url(&server), "events = [\"budget_spent\"]");
-    let own = "schema = 1\nname = \"own\"\nextends = [\"builtin:developer\"]\n[budget]\nallows_per_turn = 2\nthen = \"deny\"\n";
+    let own = "schema = 1\nname = \"own\"\nextends = [\"cautious.toml\"]\n[budget]\nallows_per_turn = 2\nthen = \"deny\"\n";
     put(&drill, "own.toml", own, 0o644);
     let script = ["list ."; 5].join("\n");
     let ran = drill.run(&["run", "--results", "r.jsonl", &script]);

@@ -33,7 +33,7 @@ fn pools() -> String {
 [pool.{name}]
 size      = {size}
 command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--ledger", "ledger.jsonl"]
-policy    = "developer"
+policy    = "cautious"
 attempts  = {attempts}
 workspace = {{ path = "project", mode = "copy" }}
 restart   = {{ budget = 1000, base = "10ms", max = "50ms", on_crash = "{on_crash}" }}

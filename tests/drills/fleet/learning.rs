@@ -31,7 +31,7 @@ fn rules_are_learned_from_what_people_allowed() {
         good(&answer(&drill, how, &ask, &[]));
         result(&drill, working);
     }
-    let learned = lines(&drill.run(&["--json", "policy", "learn"]));
+    let learned = lines(&drill.run(&["--json", "policy", "learn", "-p", "cautious"]));
     assert_eq!(
         learned[0]["width"], "exact",
         "the narrowest first: {learned:?}"
@@ -44,7 +44,7 @@ fn rules_are_learned_from_what_people_allowed() {
     let both = both.unwrap_or_else(|| panic!("{learned:?}"));
     // It does what it says: in a policy of its own it allows, and nothing that was denied.
     let rule = both["rule"].as_str().expect("a rule");
-    let text = format!("schema = 1\nname = \"more\"\nextends = [\"builtin:developer\"]\n\n{rule}");
+    let text = format!("schema = 1\nname = \"more\"\nextends = [\"cautious.toml\"]\n\n{rule}");
     fs::write(drill.path("more.toml"), text).expect("a policy");
     let page = lines(&drill.run(&["--json", "policy", "replay", "--with", "more.toml"])).remove(0);
     let counts = json!([
@@ -106,13 +106,13 @@ fn a_replay_sees_links_as_they_were_and_what_clients_did() {
         assert_eq!(ran.code, Some(i32::from(page["changed"] != 0)), "{page}");
         page
     };
-    let same = replay("builtin:developer");
+    let same = replay(&drill.path("cautious.toml").display().to_string());
     assert_eq!(
         (&same["changed"], &same["guessed"]),
         (&json!(0), &json!(0)),
         "{same}"
     );
-    let strict = "schema = 1\nname = \"strict\"\nextends = [\"builtin:developer\"]\n\n[paths]\ntexts = [\"@/*.md\"]\n\n\
+    let strict = "schema = 1\nname = \"strict\"\nextends = [\"cautious.toml\"]\n\n[paths]\ntexts = [\"@/*.md\"]\n\n\
         [[rule]]\nid = \"outside\"\ndecision = \"deny\"\ntool = \"shell\"\nargv = [\"cat\"]\nany_path = \"outside\"\n\n\
         [[rule]]\nid = \"texts\"\ndecision = \"deny\"\ntool = \"read\"\npath = \"texts\"\n";
     fs::write(drill.path("strict.toml"), strict).expect("a policy");

@@ -11,7 +11,7 @@ size      = 1
 command   = ["/usr/bin/python3", "-c", "b = []\nfor i in range(512): b.append(bytearray(1 << 20))"]
 dialect   = "scaiflux"
 sandbox   = "narrow"
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 restart   = { budget = 2, base = "10ms", max = "20ms" }
 env       = { set = { DRILL = "MARK" } }
@@ -20,7 +20,7 @@ env       = { set = { DRILL = "MARK" } }
 size      = 1
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
 sandbox   = "narrow"
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 env       = { set = { DRILL = "MARK" } }
 

@@ -11,7 +11,7 @@ const POOL: &str = r#"
 size      = 2
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
 launcher  = "unshare"
-policy    = "developer"
+policy    = "cautious"
 guard     = "policy+sandbox"
 workspace = { path = "project", mode = "copy" }
 env       = { set = { DRILL = "MARK" } }
@@ -20,7 +20,7 @@ env       = { set = { DRILL = "MARK" } }
 size      = 1
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
 launcher  = "none"
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 env       = { set = { DRILL = "MARK" } }
 "#;

@@ -14,7 +14,7 @@ fn pool(flags: &str, keys: &str) -> String {
 [pool.demo]
 command   = ["marshal", "script-agent", "--dialect", "loaf", "--ledger", "ledger.txt"{flags}]
 dialect   = "loaf"
-policy    = "developer"
+policy    = "cautious"
 workspace = {{ path = "project", mode = "copy" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
 {keys}

@@ -34,7 +34,7 @@ reason   = "Nothing is dropped from here."
 fn a_rule_names_an_mcp_servers_tool_and_its_arguments() {
     let own = r#"["marshal", "script-agent", "--dialect", "scaiflux"]"#;
     let pools = pool("scaiflux", "")
-        .replace("\"developer\"", "\"own\"")
+        .replace("\"cautious\"", "\"own\"")
         .replace(own, r#"["python3", "asker.py"]"#)
         + "[policy.own]\nfile = \"own.toml\"\n";
     let drill = Drill::new(&pools);

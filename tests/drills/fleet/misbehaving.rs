@@ -12,7 +12,7 @@ const POOL: &str = r#"
 size      = 6
 command   = ["marshal", "script-agent", "--dialect", "acp"]
 dialect   = "acp"
-policy    = "developer"
+policy    = "cautious"
 client_fs = "read"
 workspace = { path = "project", mode = "copy" }
 restart   = { budget = 1000, base = "1ms", max = "5ms" }

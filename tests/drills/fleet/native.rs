@@ -17,7 +17,7 @@ pub(crate) fn pool(dialect: &str, flags: &str, keys: &str) -> String {
 [pool.demo]
 command   = ["marshal", "script-agent", "--dialect", "{dialect}", "--ledger", "ledger.txt"{flags}]
 dialect   = "{dialect}"
-policy    = "developer"
+policy    = "cautious"
 workspace = {{ path = "project", mode = "copy" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
 {keys}

@@ -22,7 +22,7 @@ fn pool(more: &str) -> String {
 size      = 1
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
 launcher  = "unshare"
-policy    = "developer"
+policy    = "cautious"
 stop      = {{ goodbye = "300ms", eof = "300ms", int = "300ms", term = "300ms" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
 {more}

@@ -109,7 +109,7 @@ fn what_waits_and_what_was_denied_is_in_it_with_a_rule_that_works() {
     assert!(text.contains(first) && text.contains("touch"), "{text}");
     // The rule does what is said of it.
     let policy = |rule: &str| {
-        let text = format!("schema = 1\nname = \"p\"\nextends = [\"builtin:developer\"]\n{rule}\n");
+        let text = format!("schema = 1\nname = \"p\"\nextends = [\"cautious.toml\"]\n{rule}\n");
         fs::write(drill.path("p.toml"), text).expect("a policy");
         let check = ["policy", "check", "--file", "p.toml", "touch made.txt"];
         drill.run(&check).code

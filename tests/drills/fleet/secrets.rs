@@ -22,7 +22,7 @@ fn drill(dialect: &str, values: &[(&str, &str)]) -> Drill {
 size      = 1
 command   = ["marshal", "script-agent", "--dialect", "{dialect}"]
 dialect   = "{dialect}"
-policy    = "developer"
+policy    = "cautious"
 workspace = {{ path = "project", mode = "copy" }}
 env       = {{ set = {{ DRILL = "MARK", {} }} }}
 "#,
@@ -107,7 +107,7 @@ fn a_secret_is_on_no_record_and_what_runs_is_what_was_sent() {
             "policy",
             "replay",
             "--with",
-            "builtin:developer",
+            &drill.path("cautious.toml").display().to_string(),
             "--fail-on",
             "changed",
         ]);
@@ -148,7 +148,7 @@ fn a_mark_hides_nothing_from_the_rules_and_is_allowed_by_none() {
         "policy",
         "replay",
         "--with",
-        "builtin:developer",
+        &drill.path("cautious.toml").display().to_string(),
         "--fail-on",
         "changed",
     ]);

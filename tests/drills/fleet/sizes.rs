@@ -8,7 +8,7 @@ const POOL: &str = r#"
 [pool.demo]
 size      = 1
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 env       = { set = { DRILL = "MARK" } }
 

@@ -24,7 +24,7 @@ dialect   = "{dialect}"
 {resume}
 session   = "slot"
 attempts  = 2
-policy    = "developer"
+policy    = "cautious"
 workspace = {{ path = "project", mode = "copy" }}
 restart   = {{ base = "20ms", max = "100ms", {restart} }}
 env       = {{ set = {{ DRILL = "MARK" }} }}

@@ -11,7 +11,7 @@ const POOLS: &str = r#"
 size      = 4
 command   = ["marshal", "script-agent", "--dialect", "scaiflux", "--ledger", "ledger.txt"]
 launcher  = "unshare"
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 stop      = { goodbye = "300ms", eof = "300ms", int = "300ms", term = "300ms" }
 timeouts  = { cancel = "500ms" }

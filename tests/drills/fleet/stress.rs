@@ -16,7 +16,7 @@ pub(crate) const POOLS: &str = r#"
 size      = 4
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
 launcher  = "unshare"
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 restart   = { base = "1ms", max = "1ms" }
 stop      = { goodbye = "300ms", eof = "300ms", int = "300ms", term = "300ms" }

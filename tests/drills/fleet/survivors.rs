@@ -10,7 +10,7 @@ const POOL: &str = r#"
 size      = 8
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
 launcher  = "unshare"
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 stop      = { goodbye = "200ms", eof = "200ms", int = "200ms", term = "200ms" }
 timeouts  = { cancel = "500ms" }

@@ -18,14 +18,14 @@ const POOLS: &str = r#"
 size      = 4
 command   = ["marshal", "script-agent", "--dialect", "acp"]
 dialect   = "acp"
-policy    = "developer"
+policy    = "cautious"
 workspace = { path = "project", mode = "copy" }
 env       = { set = { DRILL = "MARK" } }
 
 [pool.bats]
 size      = 4
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
-policy    = "developer"
+policy    = "cautious"
 session   = "slot"
 workspace = { path = "project", mode = "copy" }
 env       = { set = { DRILL = "MARK" } }
@@ -34,7 +34,7 @@ env       = { set = { DRILL = "MARK" } }
 const STRICTER: &str = r#"
 schema  = 1
 name    = "stricter"
-extends = ["builtin:developer"]
+extends = ["cautious.toml"]
 default = "deny"
 
 [paths]
@@ -80,12 +80,12 @@ impl Decision {
 
 #[derive(Debug, Clone, Copy)]
 enum Policy {
-    Developer,
+    Cautious,
     Stricter,
 }
 
 /// What a night's work is made of: steps of the script agent, each of which asks once; and what becomes of each by
-/// `developer` and by the stricter policy.
+/// `cautious` and by the stricter policy.
 const STEPS: &[(&str, Decision, Decision)] = &[
     ("read README.md", Allow, Allow),
     ("read docs/plan.md", Allow, Deny),
@@ -124,9 +124,9 @@ fn pool_of(task: usize) -> &'static str {
 
 fn judge(policy: Policy, (pool, step): PermissionStep) -> Decision {
     let found = STEPS.iter().find(|(other, ..)| *other == step);
-    let (_, developer, stricter) = found.expect("a step");
+    let (_, cautious, stricter) = found.expect("a step");
     let decision = match policy {
-        Policy::Developer => *developer,
+        Policy::Cautious => *cautious,
         Policy::Stricter => *stricter,
     };
     if decision == Allow && pool == "bats" && step.starts_with("run") {
@@ -205,8 +205,8 @@ fn a_night_alone_is_on_record_proved_and_judged_again() {
     fs::write(drill.path("stricter.toml"), STRICTER).expect("a policy");
     let requested = run_night(&drill);
     let total: usize = requested.values().sum();
-    results(&drill, Policy::Developer);
-    let found = records(&drill, &requested, Policy::Developer);
+    results(&drill, Policy::Cautious);
+    let found = records(&drill, &requested, Policy::Cautious);
     assert_eq!(found, total);
     let proved = drill.run(&["--json", "audit", "verify"]);
     assert_eq!(proved.code, Some(0), "{}", proved.all());
@@ -214,8 +214,8 @@ fn a_night_alone_is_on_record_proved_and_judged_again() {
     assert!(proof.to_string().contains(&format!("{total}")), "{proof}");
     drill.assert_dense();
 
-    replay(&drill, &requested, [Policy::Developer, Policy::Stricter]);
-    report(&drill, &requested, Policy::Developer);
+    replay(&drill, &requested, [Policy::Cautious, Policy::Stricter]);
+    report(&drill, &requested, Policy::Cautious);
     // One changed letter anywhere, and it is no proof any more.
     let change = "UPDATE permission_requests SET reason = reason || '.' WHERE link = 7";
     assert_eq!(drill.database().execute(change, []), Ok(1));
@@ -304,7 +304,7 @@ fn replay(drill: &Drill, requested: &BTreeMap<PermissionStep, usize>, [then, now
         "policy",
         "replay",
         "--with",
-        "builtin:developer",
+        &drill.path("cautious.toml").display().to_string(),
         "--fail-on",
         "changed",
     ]);

@@ -12,7 +12,7 @@ size      = 1
 command   = ["marshal", "script-agent", "--dialect", "{dialect}", "--protocol", {claim:?}, "--ledger", "ledger.txt"]
 dialect   = "{dialect}"
 launcher  = "unshare"
-policy    = "developer"
+policy    = "cautious"
 workspace = {{ path = "project", mode = "copy" }}
 
 [pool.good]
@@ -20,7 +20,7 @@ size      = 1
 command   = ["marshal", "script-agent", "--dialect", "{dialect}", "--ledger", "ledger.txt"]
 dialect   = "{dialect}"
 launcher  = "unshare"
-policy    = "developer"
+policy    = "cautious"
 workspace = {{ path = "project", mode = "copy" }}
 "#
     )

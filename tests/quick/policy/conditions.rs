@@ -406,6 +406,33 @@ fn a_claim_of_full_access_is_met_by_the_sandbox() {
     assert_eq!(write.rules, ["claimed.required_mode"]);
 }
 
+/// Rules of `developer` that run the repository's code ask where the sandbox has gaps.
+#[test]
+fn developer_runs_code_of_the_repository_only_in_a_sandbox_without_gaps() {
+    let policy = Policy::builtin("developer").expect("the policy");
+    for command in [
+        "npm test",
+        "cargo test",
+        "make",
+        "./gradlew test",
+        "git commit -m x",
+    ] {
+        let decided = |has_no_gaps| {
+            let sandbox = SandboxFacts {
+                has_no_gaps,
+                ..SandboxFacts::default()
+            };
+            let context = EvaluationContext {
+                sandbox,
+                ..EvaluationContext::default()
+            };
+            on(&policy, command, &context).decision
+        };
+        assert_eq!(decided(true), Decision::Allow, "{command}");
+        assert_eq!(decided(false), Decision::Ask, "{command}");
+    }
+}
+
 /// A policy of an operator can use the facts, and cannot misuse what relies on them.
 #[test]
 fn rules_that_rely_on_the_sandbox_are_checked_when_they_are_loaded() {
@@ -469,7 +496,8 @@ fn rules_that_rely_on_the_sandbox_are_checked_when_they_are_loaded() {
 /// operator.
 #[test]
 fn own_programs_harmless_scripts_and_control_flow_are_allowed_where_a_policy_says_so() {
-    let text = "schema = 1\nname = \"t\"\nextends = [\"builtin:developer\"]\n[shell]\ncontrol_flow = true\n\
+    let text = "schema = 1\nname = \"t\"\nextends = [\"builtin:guard\"]\ndefault = \"ask\"\n[shell]\ncontrol_flow = true\n\
+        [[rule]]\nid = \"look\"\ndecision = \"allow\"\ntool = \"shell\"\nargv = [[\"ls\", \"cat\", \"cd\"]]\npaths = \"inside\"\n\
         [[rule]]\nid = \"own\"\ndecision = \"allow\"\ntool = \"shell\"\nprogram = \"inside\"\npaths = \"inside\"\nsandbox = \"no_gaps\"\n\
         [[rule]]\nid = \"scripts\"\ndecision = \"allow\"\ntool = \"shell\"\nargv = [[\"sed\", \"awk\"]]\npaths = \"inside\"\nharmless_script = true\n";
     let policy = Policy::load(text, "t", &none).expect("a policy");

@@ -1,6 +1,6 @@
 //! `policy lint`: what it finds in policies, and what it leaves alone.
 
-use marshal_policy::lint::{Level, lint};
+use marshal_policy::lint::{Finding, Level, lint};
 use marshal_policy::{Policy, builtin_text, policy_names};
 
 fn codes(rules: &str) -> Vec<(&'static str, Option<String>)> {
@@ -148,7 +148,10 @@ fn the_policies_that_come_with_the_program_have_no_warning_but_known_ones() {
         let text = builtin_text(name).expect("its text");
         let guard = builtin_text("guard").expect("the guard");
         let found = lint(&[guard, text], &policy);
+        // Only cargo reads it, which needs a sandbox without gaps.
+        let is_known = |f: &&Finding| f.code == "env-loads" && f.text.contains("RUST");
         let bad = found.iter().filter(|f| f.level == Level::Warning);
+        let bad = bad.filter(|f| !(name == "developer" && is_known(f)));
         let bad: Vec<_> = bad.collect();
         assert!(bad.is_empty(), "{name}: {bad:?}");
         let mute: Vec<_> = found.iter().filter(|f| f.code == "no-reason").collect();
