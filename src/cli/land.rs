@@ -16,7 +16,7 @@ use marshal_config::Config;
 use marshal_launch::{self as launch, LaunchPlan, RunError, SandboxSpec, Spawner};
 use marshal_model::limits::{BUNDLE_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::{ExitStatus, SessionId, untrusted};
-use marshal_policy::Policy;
+use marshal_policy::guard;
 use marshal_sandbox::uids::{self, LockedBlock, Sources, UidError};
 use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
 use marshal_sandbox::workspace::branch::git::{self, UnpackOutcome};
@@ -86,9 +86,6 @@ enum LandBranchError {
         "nothing was taken: {0} files take effect outside of the sandbox; look at them (marshal diff), and add --allow PATH for each file or directory"
     )]
     Outside(usize),
-    /// The built-in policy of protected files cannot be used.
-    #[error("{0}")]
-    Guard(String),
     /// Git could not be run.
     #[error("git cannot be run in a sandbox: {0}")]
     Sandbox(#[from] RunError),
@@ -206,8 +203,7 @@ pub(super) async fn show_diff(
             &branch::branch_name(session),
         ));
         if let UnpackOutcome::Checked { paths, .. } = UnpackOutcome::parse(&listed.await?)? {
-            let guard = outside::guard().map_err(LandBranchError::Guard)?;
-            outside::list(find_outside(&guard, &paths), &mut streams.out);
+            outside::list(find_outside(&paths), &mut streams.out);
         }
         let sandbox = UnpackSandbox::create(config, &bundle)?;
         let text = sandbox
@@ -229,13 +225,9 @@ pub(super) async fn show_diff(
 }
 
 /// The files that other programs run or obey.
-fn find_outside<'p>(
-    guard: &'p Policy,
-    paths: &'p [String],
-) -> impl Iterator<Item = (&'p str, &'static str)> {
-    let with_use =
-        move |path: &'p String| Some((&**path, outside::find_use(&[guard], path, true)?));
-    paths.iter().filter_map(with_use)
+fn find_outside(paths: &[String]) -> impl Iterator<Item = (&str, &'static str)> {
+    let with_use = |path| Some((path, outside::find_use(&[guard()], path, true)?));
+    paths.iter().map(String::as_str).filter_map(with_use)
 }
 
 /// The bundle of a session, as the session left it.
@@ -299,9 +291,8 @@ async fn unpack(
         Some(has) if has == head.tip => return Ok(taken(true)),
         Some(has) => return Err(LandBranchError::Exists { branch: name, has }),
     }
-    let guard = outside::guard().map_err(LandBranchError::Guard)?;
-    outside::list(find_outside(&guard, &paths), &mut streams.err);
-    let outside = find_outside(&guard, &paths);
+    outside::list(find_outside(&paths), &mut streams.err);
+    let outside = find_outside(&paths);
     let refused = outside.filter(|(path, _)| !outside::is_allowed(allow, path));
     match refused.count() {
         0 => {}

@@ -10,22 +10,8 @@ use marshal_policy::{Policy, is_build_script};
 /// Columns of a path.
 const PATH: usize = 400;
 
-/// A policy with the built-in protected files, which allows everything else.
-const GUARD: &str =
-    "schema = 1\nname = \"apply\"\nextends = [\"builtin:guard\"]\ndefault = \"allow\"\n";
-
 /// What a protected file is.
 pub(super) const OBEYED: &str = "a setting or hook of git, CI, an editor, a shell or an agent";
-
-/// The policy of what is protected whatever a pool's policy says.
-///
-/// # Errors
-/// A sentence, if it cannot be loaded.
-pub(super) fn guard() -> Result<Policy, String> {
-    let none = |name: &str| Err(format!("there is no file {name:?} beside it"));
-    Policy::load(GUARD, "apply", &none)
-        .map_err(|error| format!("cannot load the guard policy: {error}"))
-}
 
 /// What a file is, if other programs run or obey it.
 pub(super) fn find_use(

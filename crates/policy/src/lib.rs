@@ -9,7 +9,7 @@
 //! verdict wins: deny, then ask, then allow, whatever the order of rules.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use marshal_model::{AgentClaims, DecidedBy, Decision, OnTimeout, SandboxFact};
@@ -282,6 +282,18 @@ impl Policy {
             )
         })
     }
+}
+
+/// A policy of the built-in guard that allows everything else: for changes of people and of files that
+/// leave a sandbox.
+pub fn guard() -> &'static Policy {
+    static GUARD: LazyLock<Policy> = LazyLock::new(|| {
+        let text =
+            "schema = 1\nname = \"guard\"\nextends = [\"builtin:guard\"]\ndefault = \"allow\"\n";
+        let none = |name: &str| Err(format!("there is no file `{name}` beside it"));
+        Policy::load(text, "guard", &none).unwrap_or_else(|error| unreachable!("built in: {error}"))
+    });
+    &GUARD
 }
 
 /// The effect of a request on the directory of a shell that keeps it, from the directory in `at`.

@@ -22,7 +22,7 @@ use super::streams::Streams;
 use marshal_config::{Config, ConfigErrors};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{ClientRequest, Decision, SandboxFacts, SessionId};
-use marshal_policy::{EvaluationContext, FsContext, NoLinks, Policy};
+use marshal_policy::{EvaluationContext, FsContext, NoLinks, Policy, guard};
 use marshal_sandbox::state_dir::list_overlay_roots;
 use marshal_sandbox::workspace::overlay::apply::{self, ApplyError};
 use marshal_sandbox::workspace::overlay::apply_plan::{
@@ -220,11 +220,10 @@ fn plan_changes(
             escape_for_display(&pool.policy, 60)
         )));
     };
-    let guard = outside::guard().map_err(OverlayFailure::System)?;
     let program: PathBuf = "/proc/self/exe".into();
     // The sandbox in which the agent wrote them: a policy may rely on it.
     let sandbox = config.sandbox_facts(pool);
-    let policies = [&guard, &*policy.policy];
+    let policies = [guard(), &*policy.policy];
     let judge = |path: &str, is_dir: bool| {
         let (decision, is_obeyed) = decide_write(&policies, sandbox, path);
         let what = outside::find_use(&policies, path, !is_dir);
@@ -338,9 +337,8 @@ mod tests {
 
     #[test]
     fn what_an_agent_wrote_in_its_sandbox_is_applied_but_nothing_that_others_obey() {
-        let guard = outside::guard().expect("the guard");
         let policy = Policy::builtin("autonomous").expect("the policy");
-        let policies = [&guard, &policy];
+        let policies = [guard(), &policy];
         let decide = |sandbox, path| decide_write(&policies, sandbox, path).0;
         let confined = SandboxFacts::CONFINED;
         assert!(matches!(decide(confined, "src/a"), ChangeDecision::Allow));

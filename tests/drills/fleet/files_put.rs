@@ -1,6 +1,7 @@
 //! Files that a person writes whole over HTTP: of any bytes, up to a bound.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -48,4 +49,37 @@ fn a_file_of_any_bytes_is_put_and_comes_back() {
         assert_eq!(put(odd.clone()).status, 400, "{odd}");
     }
     assert_eq!(daemon.get(&path).body["version"]["version"], 2);
+}
+
+/// Who may start work may not write what other programs run or obey; who administrates may.
+#[test]
+fn a_file_that_other_programs_obey_is_written_by_an_admin_only() {
+    let drill = drill("[token.hand]\nfile = \"hand.token\"\nrole = \"operate\"");
+    let hand = "0123456789abcdef0123456789abcdef";
+    fs::write(drill.path("hand.token"), hand).expect("a token");
+    let own = fs::Permissions::from_mode(0o600);
+    fs::set_permissions(drill.path("hand.token"), own).expect("its mode");
+    let mut daemon = Daemon::start(&drill);
+    let admin = std::mem::replace(&mut daemon.token, hand.to_owned());
+    let put = |daemon: &Daemon, name: &str| {
+        let path = format!("{FILES}/{name}");
+        let body = json!({"content": "x", "base": 0}).to_string();
+        daemon.request("PUT", &path, "", &body)
+    };
+    for name in [
+        ".github/workflows/ci.yml",
+        "AGENTS.md",
+        ".envrc",
+        "a/.vscode/tasks.json",
+    ] {
+        let refused = put(&daemon, name);
+        assert_eq!(refused.status, 403, "{name}: {refused:?}");
+        let detail = refused.body["detail"].as_str().expect("why");
+        assert!(detail.contains("role admin"), "{detail}");
+        assert!(!drill.workspace().join(name).exists(), "{name}");
+    }
+    assert_eq!(put(&daemon, "notes.txt").status, 200);
+    daemon.token = admin;
+    assert_eq!(put(&daemon, "AGENTS.md").status, 200);
+    assert!(drill.workspace().join("AGENTS.md").exists());
 }

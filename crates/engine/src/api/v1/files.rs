@@ -15,8 +15,8 @@ use super::views::{List, respond_ok, time};
 use super::{AppState, HandlerResult};
 use marshal_config::Approver;
 use marshal_fleet::{FileWrite, FilesError, HostAccessError, Parents};
-use marshal_model::WorkspaceName;
 use marshal_model::limits::{HTTP_PUT_BYTES, STORE_PAGE};
+use marshal_model::{Role, WorkspaceName};
 use marshal_store::{Author, AuthorKind, Base, ContentState, Diff, Origin, StoreError, Version};
 
 #[derive(Serialize)]
@@ -301,7 +301,18 @@ pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult
         .await
 }
 
+/// Refuses a file that other programs run or obey, unless the caller administrates the host anyway.
+fn refuse_protected(request: &RequestContext) -> Result<(), ApiError> {
+    let path = request.path_param("path");
+    if request.role.satisfies(Role::Admin) || !marshal_policy::guard().is_protected(path, true) {
+        return Ok(());
+    }
+    let detail = "other programs run or obey this file (a setting or hook of git, CI, an editor, a shell or an agent): writing it requires the role admin";
+    Err(ApiError::new(StatusCode::FORBIDDEN, detail))
+}
+
 pub(super) async fn put(app: AppState, request: RequestContext) -> HandlerResult {
+    refuse_protected(&request)?;
     let workspace = workspace(&request)?;
     let put: Put = request.body()?;
     let base = base(put.base);
@@ -363,6 +374,7 @@ pub(super) async fn diff(app: AppState, request: RequestContext) -> HandlerResul
 }
 
 pub(super) async fn restore(app: AppState, request: RequestContext) -> HandlerResult {
+    refuse_protected(&request)?;
     let workspace = workspace(&request)?;
     let wanted: Restore = request.body()?;
     let of = (wanted.version, base(wanted.base));
