@@ -229,15 +229,14 @@ async fn run_state_command(
         }
         Command::Diff(args) => {
             let wanted = (&args.session, &*args.paths);
-            match land::show_diff(state, config, wanted, streams).await {
-                Some(exit) => exit,
-                None => {
-                    let session = &args.session;
-                    streams.err.line(&format!(
+            if let Some(exit) = land::show_diff(state, config, wanted, streams).await {
+                exit
+            } else {
+                let session = &args.session;
+                streams.err.line(&format!(
                         "error: the session {session} has no overlay and no branch: only the workspace modes \"overlay\" and \"worktree\" keep what a diff compares with; for other modes see the changed files in its result"
                     ));
-                    Exit::Usage
-                }
+                Exit::Usage
             }
         }
         Command::Land { session, allow } => {

@@ -313,7 +313,7 @@ struct UnpackSandbox<'b> {
     bundle: &'b StoredBundle,
     spawner: Spawner,
     ids: HostIds,
-    _held: Option<LockedBlock>,
+    _uid_block: Option<LockedBlock>,
     part: String,
     place: PathBuf,
 }
@@ -327,7 +327,7 @@ impl Drop for UnpackSandbox<'_> {
 impl<'b> UnpackSandbox<'b> {
     fn create(config: &'b Config, bundle: &'b StoredBundle) -> Result<Self, LandBranchError> {
         let spawner = Spawner::start(crate::BUILD).map_err(LandBranchError::Spawner)?;
-        let (ids, _held) = ids()?;
+        let (ids, uid_block) = ids()?;
         let owner = match ids {
             HostIds::Root { slot_uid } => Some(Owner {
                 uid: slot_uid,
@@ -342,7 +342,7 @@ impl<'b> UnpackSandbox<'b> {
             bundle,
             spawner,
             ids,
-            _held,
+            _uid_block: uid_block,
             part,
             place,
         })

@@ -191,7 +191,7 @@ fn route_builder(state: &Path, fleet: &FleetHandle) -> RouteBuilder {
     let fleet = fleet.clone();
     let (state, config) = (state.to_owned(), fleet.config().clone());
     let overlays: v1::OverlayHandler =
-        Arc::new(move |session, order| overlay::handle_order(&state, &config, session, order));
+        Arc::new(move |session, order| overlay::handle_order(&state, &config, session, &order));
     let file = fleet.config().file.as_deref();
     let directory = file.and_then(Path::parent).unwrap_or(Path::new("/"));
     let directory = directory.to_owned();

@@ -40,12 +40,12 @@ pub(in crate::cli) fn handle_order(
     state: &Path,
     config: &Config,
     session: &SessionId,
-    order: OverlayOrder,
+    order: &OverlayOrder,
 ) -> Result<Value, OverlayRefusal> {
     let overlay = lock_overlay(state, session)?;
     let note = apply::recover(&overlay).map_err(OverlayFailure::from)?;
-    let is_diff = order == OverlayOrder::Diff;
-    let allow = match &order {
+    let is_diff = *order == OverlayOrder::Diff;
+    let allow = match order {
         OverlayOrder::Apply { allow, .. } => &**allow,
         OverlayOrder::Diff => &[],
     };
@@ -64,18 +64,18 @@ pub(in crate::cli) fn handle_order(
         Some(format!("{}: {why}", item.path.escape_for_display(REASON)))
     });
     let approvals: Vec<String> = approvals.collect();
-    if !approvals.is_empty() && !yes {
+    if !approvals.is_empty() && !*yes {
         let what = "the policy needs an approval (send \"yes\": true to approve) for";
         return Err(conflict(what, &approvals));
     }
-    if !check {
+    if !*check {
         let program: PathBuf = "/proc/self/exe".into();
         let applied = apply::apply(&overlay, &plan, &program).map_err(OverlayFailure::from)?;
         if applied.kept_note.is_some() {
             reply["note"] = json!(applied.kept_note);
         }
     }
-    reply["applied"] = json!(!check);
+    reply["applied"] = json!(!*check);
     Ok(reply)
 }
 

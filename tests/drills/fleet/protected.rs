@@ -81,6 +81,16 @@ fi
 true
 "#;
 
+/// An agent of a few lines of shell, which attacks if its prompt says so.
+const AGENT: &str = r#"cd /workspace
+printf '%s\n' '{"type":"ready","protocol":1,"version":"1","session_id":"s","model":"m","mode":"prompt","tools":[],"context_window":1000,"max_tokens":100,"gadgets":[]}'
+while read -r prompt; do
+    printf '%s\n' '{"type":"turn_started","turn_id":"t"}'
+    case $prompt in *attack*) sh attack.sh >&2 ;; esac
+    printf '%s\n' '{"type":"turn_complete","turn_id":"t","stop_reason":"end_turn","iterations":1,"input_tokens":1,"output_tokens":1,"mutations":[]}'
+done
+"#;
+
 /// Git as the workspace's owner runs it, with that owner's rights.
 fn git(dir: &Path, args: &[&str]) -> (bool, String) {
     let output = Command::new("setpriv")
@@ -108,10 +118,14 @@ fn attack(top: &Path, proof: &Path) -> String {
 
 /// A repository of an ordinary user, with a nested one in it, and the attack.
 fn drill(launcher: &str, scope: &str) -> (Drill, PathBuf) {
-    let pool = POOL
-        .replace("LAUNCHER", launcher)
-        .replace("SCOPE", scope)
-        .replace("BUDGET", "0");
+    let mut pool = POOL.to_owned();
+    if launcher == "container" {
+        // Its image has no bash, with which the script agent runs commands.
+        let usual = "[\"marshal\", \"script-agent\", \"--dialect\", \"scaiflux\"]";
+        let shell = "[\"/bin/sh\", \"/workspace/agent.sh\"]\ndialect   = \"scaiflux\"";
+        pool = pool.replace(usual, shell);
+    }
+    let pool = pool.replace("LAUNCHER", launcher).replace("SCOPE", scope);
     let drill = Drill::new(&format!("{pool}\n{}", container(launcher)));
     let (top, proof) = (drill.workspace(), drill.path("proof"));
     fs::create_dir(&proof).expect("proof");
@@ -128,6 +142,7 @@ fn drill(launcher: &str, scope: &str) -> (Drill, PathBuf) {
     }
     std::os::unix::fs::symlink("docs/agents.md", top.join("CLAUDE.md")).expect("a link");
     install(&top.join("attack.sh"), attack(&top, &proof).as_bytes());
+    fs::write(top.join("agent.sh"), AGENT).expect("a script");
     let above = drill.path("");
     fs::set_permissions(above, fs::Permissions::from_mode(0o755)).expect("chmod");
     let owner = format!("{NOBODY}:{NOBODY}");

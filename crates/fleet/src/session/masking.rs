@@ -137,12 +137,7 @@ pub(super) fn mask_event(mask: &Mask, event: &mut Event) {
             path,
             moved_to,
             detail,
-        } => {
-            mask.mask_foreign(path);
-            for text in [moved_to, detail].into_iter().flatten() {
-                mask_string(mask, text);
-            }
-        }
+        } => mask_quarantined(mask, path, [moved_to, detail]),
         Event::PermissionDecided(verdict) => mask_string(mask, &mut verdict.reason),
         Event::UnrequestedToolCall { tool, .. } => mask.mask_foreign(tool),
         Event::Plan { entries } => entries.iter_mut().for_each(|of| mask_plan_entry(mask, of)),
@@ -262,6 +257,13 @@ fn mask_agent_event(mask: &Mask, event: &mut Event) {
             id: _,
         } => mask_options(mask, [status, error]),
         _ => {} // `mask_event` handles the others.
+    }
+}
+
+fn mask_quarantined(mask: &Mask, path: &mut UntrustedText, texts: [&mut Option<String>; 2]) {
+    mask.mask_foreign(path);
+    for text in texts.into_iter().flatten() {
+        mask_string(mask, text);
     }
 }
 

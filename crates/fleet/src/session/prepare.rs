@@ -466,7 +466,7 @@ enum SandboxUse {
         sandbox_entry: bool,
     },
     /// Git, which interprets the content of a repository: it gets nothing of the agent's.
-    Git(session_tree::GitSandbox),
+    Git(Box<session_tree::GitSandbox>),
 }
 
 impl SandboxUse {

@@ -73,15 +73,14 @@ impl ProtectedRecords {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => return Err(failed("read")(error)),
         };
-        let before = match left {
-            Some(before) => before,
-            None => {
-                let part = file.with_extension("part");
-                std::fs::write(&part, now.to_record())
-                    .and_then(|()| std::fs::rename(&part, &file))
-                    .map_err(failed("write"))?;
-                now
-            }
+        let before = if let Some(before) = left {
+            before
+        } else {
+            let part = file.with_extension("part");
+            std::fs::write(&part, now.to_record())
+                .and_then(|()| std::fs::rename(&part, &file))
+                .map_err(failed("write"))?;
+            now
         };
         let record = Arc::new(ProtectedRecord {
             before: Mutex::new(before),

@@ -148,7 +148,7 @@ impl ProtectedPaths {
         let mut top: Vec<&[u8]> = Vec::new();
         for path in new {
             let is_below = |above: &&[u8]| as_path(path).starts_with(as_path(above));
-            if !top.iter().any(|above| is_below(above)) {
+            if !top.iter().any(is_below) {
                 top.push(path);
             }
         }

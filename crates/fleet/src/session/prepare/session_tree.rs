@@ -160,7 +160,13 @@ pub(super) fn git_plan(
         directory: String::new(),
         ..space.clone()
     };
-    launch_plan(shared, pool, &space, argv, (&SandboxUse::Git(git), None))
+    launch_plan(
+        shared,
+        pool,
+        &space,
+        argv,
+        (&SandboxUse::Git(Box::new(git)), None),
+    )
 }
 
 /// Determines the further mounts and masked paths of the workspace.
