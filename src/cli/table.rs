@@ -283,12 +283,14 @@ fn explanation(row: &TaskReport) -> Option<String> {
         ));
     }
     let changed = row.changes_cut || !row.changes.is_empty();
-    if let (Some(copy), true) = (&row.copy, changed) {
+    // Nobody is sent into a directory of an agent's where the changes can be shown from outside: a
+    // program that looks around there may obey what the agent left.
+    if let (Some(_), Some(session)) = (&row.bundle, &row.session) {
+        parts.push(format!("its changes: `marshal diff {session}`"));
+        parts.push(format!("to get its branch: `marshal land {session}`"));
+    } else if let (Some(copy), true) = (&row.copy, changed) {
         let copy = escape_for_display(&copy.to_string_lossy(), SENTENCE);
         parts.push(format!("changed files are in {copy}"));
-    }
-    if let (Some(_), Some(session)) = (&row.bundle, &row.session) {
-        parts.push(format!("to get its branch: `marshal land {session}`"));
     }
     (!parts.is_empty()).then(|| parts.join("; "))
 }

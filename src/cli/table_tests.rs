@@ -200,3 +200,16 @@ fn nothing_that_acts_on_a_terminal_is_in_a_table() {
         assert_eq!(text.lines().count(), 5, "{text}");
     }
 }
+
+/// A person is shown the changes, not sent into the agent's clone.
+#[test]
+fn a_branch_is_shown_by_a_command() {
+    let mut rows = four();
+    let session = marshal_model::SessionId::new("s-1").expect("id");
+    rows[2].bundle = Some("/var/lib/marshal/copies/s-1,bundle".into());
+    rows[2].session = Some(session);
+    let text = render(&all(&rows), 0, Duration::ZERO, PIPE);
+    let line = "task-3: its changes: `marshal diff s-1`; to get its branch: `marshal land s-1`\n";
+    assert!(text.contains(line), "{text}");
+    assert!(!text.contains("copies"), "{text}");
+}
