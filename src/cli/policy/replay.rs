@@ -33,8 +33,8 @@ const REQUEST: usize = 160;
 /// `policy replay …`
 #[derive(Debug, clap::Args)]
 pub struct ReplayArgs {
-    /// The new policy: a file, or builtin:NAME for a built-in policy
-    #[arg(long = "with", value_name = "FILE")]
+    /// The new policy: a [policy.NAME] of the configuration, builtin:NAME, or a file
+    #[arg(long = "with", value_name = "NAME|FILE")]
     pub new: String,
 
     /// The requests to evaluate again
@@ -202,11 +202,18 @@ pub(super) fn replay(
     json: bool,
     streams: &mut Streams,
 ) -> Result<u8, PolicyCommandError> {
-    let new = match args.new.strip_prefix("builtin:") {
+    let config = around.load(streams)?;
+    let named = args.new.strip_prefix("builtin:");
+    let named = named.or_else(|| {
+        config
+            .policies
+            .contains_key(&args.new)
+            .then_some(&*args.new)
+    });
+    let new = match named {
         Some(name) => around.by_name(name, streams)?,
         None => around.by_path(args.new.as_ref())?,
     };
-    let config = around.load(streams)?;
     let tables = Extractors::load(Some(&config), args.of.extractor.as_deref(), streams)?;
     let known = known_policies(around, &config, streams);
     let mut seen = ReplayResult::default();

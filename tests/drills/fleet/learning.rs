@@ -106,7 +106,7 @@ fn a_replay_sees_links_as_they_were_and_what_clients_did() {
         assert_eq!(ran.code, Some(i32::from(page["changed"] != 0)), "{page}");
         page
     };
-    let same = replay(&drill.path("cautious.toml").display().to_string());
+    let same = replay("cautious");
     assert_eq!(
         (&same["changed"], &same["guessed"]),
         (&json!(0), &json!(0)),
