@@ -11,7 +11,7 @@ use marshal_policy::{Policy, is_build_script};
 const PATH: usize = 400;
 
 /// What a protected file is.
-pub(super) const OBEYED: &str = "a setting or hook of git, CI, an editor, a shell or an agent";
+const OBEYED: &str = "a setting or hook of git, CI, an editor, a shell or an agent";
 
 /// What a file is, if other programs run or obey it.
 pub(super) fn find_use(

@@ -224,25 +224,22 @@ fn plan_changes(
     // The sandbox in which the agent wrote them: a policy may rely on it.
     let sandbox = config.sandbox_facts(pool);
     let policies = [guard(), &*policy.policy];
-    let judge = |path: &str, is_dir: bool| {
-        let (decision, is_obeyed) = decide_write(&policies, sandbox, path);
-        let what = outside::find_use(&policies, path, !is_dir);
-        ChangeReview {
-            decision,
-            outside: what
-                .or(is_obeyed.then_some(outside::OBEYED))
-                .map(|what| OutsideFile {
-                    what,
-                    is_allowed: outside::is_allowed(allow, path),
-                }),
-        }
+    let judge = |path: &str, is_dir: bool| ChangeReview {
+        decision: decide_write(&policies, sandbox, path),
+        outside: outside::find_use(&policies, path, !is_dir).map(|what| OutsideFile {
+            what,
+            is_allowed: outside::is_allowed(allow, path),
+        }),
     };
     Ok(apply_plan::plan_apply(overlay, &program, &judge, texts)?)
 }
 
-/// The strictest decision of the policies on a write to this path of the workspace, and whether one
-/// denies it because other programs obey the file, which counts as no decision.
-fn decide_write(policies: &[&Policy], sandbox: SandboxFacts, path: &str) -> (ChangeDecision, bool) {
+/// The strictest decision of the policies on a write to this path of the workspace. A denial of a
+/// file because other programs obey it does not count: a person decides on that one.
+fn decide_write(policies: &[&Policy], sandbox: SandboxFacts, path: &str) -> ChangeDecision {
+    let is_obeyed = policies
+        .iter()
+        .any(|policy| policy.is_protected(path, true));
     let at = FsContext {
         workspace: WORKSPACE_INSIDE,
         home: HOME_INSIDE,
@@ -255,22 +252,21 @@ fn decide_write(policies: &[&Policy], sandbox: SandboxFacts, path: &str) -> (Cha
         sandbox,
         ..EvaluationContext::default()
     };
-    let (mut verdict, mut is_obeyed) = (ChangeDecision::Allow, false);
+    let mut verdict = ChangeDecision::Allow;
     for policy in policies {
         let (decision, _) = policy.decide_client_in_context(&request, &at, &context);
         let rule = decision.rules.first().map_or("default", String::as_str);
         let why = format!("{} ({rule})", decision.reason);
-        let by_name = |rule: &String| OBEYED.contains(&&**rule);
+        let mut rules = decision.rules.iter();
+        let is_by_name = !decision.rules.is_empty() && rules.all(|it| OBEYED.contains(&&**it));
         match decision.decision {
-            Decision::Deny if !decision.rules.is_empty() && decision.rules.iter().all(by_name) => {
-                is_obeyed = true;
-            }
-            Decision::Deny => return (ChangeDecision::Deny(why), is_obeyed),
+            Decision::Deny if is_obeyed && is_by_name => {}
+            Decision::Deny => return ChangeDecision::Deny(why),
             Decision::Ask => verdict = ChangeDecision::Ask(why),
             Decision::Allow => {}
         }
     }
-    (verdict, is_obeyed)
+    verdict
 }
 
 fn apply_plan(
@@ -339,7 +335,7 @@ mod tests {
     fn what_an_agent_wrote_in_its_sandbox_is_applied_but_nothing_that_others_obey() {
         let policy = Policy::builtin("autonomous").expect("the policy");
         let policies = [guard(), &policy];
-        let decide = |sandbox, path| decide_write(&policies, sandbox, path).0;
+        let decide = |sandbox, path| decide_write(&policies, sandbox, path);
         let confined = SandboxFacts::CONFINED;
         assert!(matches!(decide(confined, "src/a"), ChangeDecision::Allow));
         for path in [

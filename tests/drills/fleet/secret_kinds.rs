@@ -112,14 +112,14 @@ while read -r name; do [ -s "$name" ] && echo "shown: $name"; done < shown
 "#;
 
 /// A repository of an ordinary user with all of it committed.
-fn drill(mode: &str) -> Drill {
+fn drill(mode: &str, more: &str) -> Drill {
     let drill = Drill::new(&format!(
         r#"
 [pool.demo]
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
 launcher  = "unshare"
 policy    = "developer"
-workspace = {{ path = "project", mode = "{mode}" }}
+workspace = {{ path = "project", mode = "{mode}"{more} }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
 "#
     ));
@@ -179,7 +179,7 @@ fn assert_hidden(mode: &str, said: &str) {
 }
 
 fn check(mode: &str) {
-    let drill = drill(mode);
+    let drill = drill(mode, "");
     let before = fs::read(drill.workspace().join(".git/config")).expect("a file");
     let ran = drill.run(&["run", "unasked sh read.sh"]);
     assert_eq!(ran.code, Some(0), "{mode}: {}", ran.all());
@@ -193,6 +193,22 @@ fn check(mode: &str) {
         before, after,
         "{mode}: the repository's own configuration stays"
     );
+}
+
+/// Without a mask the same script reads all of them.
+#[test]
+fn without_a_mask_they_are_read() {
+    let drill = drill("ro", ", mask = []");
+    let ran = drill.run(&["run", "unasked sh read.sh"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let events = drill.run(&["events", "--json", "--since", "1h"]).stdout;
+    for (name, _) in SECRETS {
+        assert!(
+            events.contains(&format!("read: {name}\\n")),
+            "{name}: {events}"
+        );
+    }
+    assert!(events.contains("read: .git/config"), "{events}");
 }
 
 #[test]
@@ -220,7 +236,7 @@ fn in_an_overlay() {
 #[test]
 fn in_a_worktree() {
     check("worktree");
-    let drill = drill("worktree");
+    let drill = drill("worktree", "");
     let ran = drill.run(&[
         "run",
         "--results",
@@ -242,7 +258,7 @@ fn in_a_worktree() {
 
 #[test]
 fn of_a_command_in_a_sandbox() {
-    let drill = drill("copy");
+    let drill = drill("copy", "");
     let workspace = drill.workspace();
     for mode in ["copy", "ro", "rw"] {
         let args = ["sandbox", "exec", "--mode", mode, "--workspace"];

@@ -107,8 +107,10 @@ impl Masks {
 
     /// Whether the file itself is hidden because of what is in it.
     pub(super) fn matches_content(&self, root: &Root, path: &[u8]) -> bool {
-        let is_shown = self.show.is_match(Path::new(OsStr::from_bytes(path)));
-        !self.is_empty() && !is_shown && has_secret(root, path)
+        // The name of nearly every file ends this first.
+        !self.is_empty()
+            && has_secret(root, path)
+            && !self.show.is_match(Path::new(OsStr::from_bytes(path)))
     }
 
     /// The same patterns for git, as pathspecs below the repository's root.

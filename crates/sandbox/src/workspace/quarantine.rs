@@ -90,7 +90,12 @@ impl Quarantine {
         match rustix::fs::renameat_with(&from, name, &to, name, RenameFlags::NOREPLACE) {
             Ok(()) => {}
             Err(Errno::XDEV) => {
-                copy_path(workspace, &self.root, path)?;
+                let copied = copy_path(workspace, &self.root, path)?;
+                if copied.special + copied.missing + copied.unreadable > 0 {
+                    let why =
+                        std::io::Error::other("the copy on another file system is incomplete");
+                    return Err(TreeError::at("move", path, why).into());
+                }
                 let name = name.to_str().ok_or_else(|| {
                     TreeError::at(
                         "remove, because it is copied and not UTF-8,",

@@ -108,8 +108,8 @@ git rev-list --objects --quiet "$4" --not --all
 read -r word pack < "$HOME/said"
 echo "$word $pack $has"
 git diff-tree -r -z --name-only --no-renames "$7" "$4"
-git rev-list --no-merges "$4" --not "$7" |
-    git diff-tree -r -z --name-only --no-renames --no-commit-id --root --stdin
+git rev-list "$4" --not "$7" > "$HOME/commits"
+git diff-tree -c -r -z --name-only --no-renames --no-commit-id --root --stdin < "$HOME/commits"
 "#;
 
 /// Unpacks a bundle as for taking it, and prints what it changes.
