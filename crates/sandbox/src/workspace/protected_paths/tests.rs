@@ -226,3 +226,42 @@ fn what_appears_moves_away_whole_and_once() {
         "nothing moves through a link"
     );
 }
+
+/// The state directory may be on another file system than the workspace.
+#[test]
+fn what_appears_moves_to_another_file_system_too() {
+    let shared = tempfile::Builder::new()
+        .prefix("marshal-")
+        .tempdir_in("/dev/shm");
+    let shared = shared.expect("a directory in /dev/shm");
+    let place = scratch();
+    let root = Root::open(shared.path()).unwrap();
+    let device = |path: &Path| Root::open(path).unwrap().meta().unwrap().id.1;
+    if device(shared.path()) == device(place.path()) {
+        eprintln!("not run: /dev/shm and the temporary directory are on one file system");
+        return;
+    }
+    add(shared.path(), &["a/.git/hooks/pre-commit", "a/.git/config"]);
+    symlink("nowhere", shared.path().join(".envrc")).unwrap();
+    let state = StateDir::open(&place.path().join("state"), &[]).unwrap();
+    let quarantine = Quarantine::create(&state, &SessionId::new("s").unwrap()).unwrap();
+    for path in [&b"a/.git"[..], b".envrc"] {
+        let moved = quarantine.take(&root, path).unwrap();
+        assert!(moved.symlink_metadata().is_ok(), "{}", moved.display());
+    }
+    assert!(quarantine.path().join("a/.git/hooks/pre-commit").exists());
+    assert!(!shared.path().join("a/.git").exists());
+    assert!(shared.path().join(".envrc").symlink_metadata().is_err());
+    // What cannot be copied stays.
+    let fifo = shared.path().join(".exrc");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    assert!(quarantine.take(&root, b".exrc").is_err());
+    assert!(fifo.symlink_metadata().is_ok());
+}
