@@ -83,7 +83,7 @@ enum LandBranchError {
     TooManyChanges,
     /// It changes files that other programs run or obey, and nobody allowed that; they are listed.
     #[error(
-        "nothing was taken: {0} files take effect outside of the sandbox; look at them (marshal diff), and add --allow PATH for each file or directory"
+        "nothing was taken: {0} of its files would take effect outside of the sandbox; look at them (marshal diff), and add --allow PATH for each file or directory"
     )]
     Outside(usize),
     /// Git could not be run.
