@@ -423,6 +423,47 @@ async fn who_asks_nothing_gives_its_place_to_who_does() {
     assert!(read.expect("it answers").expect("read") > 0);
 }
 
+/// Sends the head of a request with a body of ten bytes, and the first few of them.
+async fn begin_body(addr: SocketAddr, begin: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(addr).await.expect("connected");
+    let head = format!("POST /length HTTP/1.1\r\nHost: {addr}\r\nContent-Length: 10\r\n\r\n{begin}");
+    stream.write_all(head.as_bytes()).await.expect("written");
+    stream
+}
+
+#[tokio::test]
+async fn half_sent_bodies_give_their_places_to_complete_requests() {
+    let bounds = Bounds {
+        connections: 2,
+        spare: 0,
+        grace: Duration::from_millis(50),
+        ..Bounds::default()
+    };
+    let length = |body: Bytes| async move { body.len().to_string() };
+    let pages = Router::new().route("/length", axum::routing::post(length));
+    let server = server_of(Readiness::Ready, bounds, pages).await;
+    let mut half = [
+        begin_body(server.addr, "01234").await,
+        begin_body(server.addr, "0").await,
+    ];
+    tokio::time::sleep(bounds.grace / 2).await;
+    // A byte at times does not keep the place.
+    half[0].write_all(b"5").await.expect("written");
+    let (code, _) = send(server.addr, "GET", "/metrics", &server.addr.to_string()).await;
+    assert_eq!(code, 200);
+    let mut rest = Vec::new();
+    let read = tokio::time::timeout(LONG, half[0].read_to_end(&mut rest)).await;
+    assert!(read.is_ok() && rest.is_empty(), "{read:?} {rest:?}");
+    // Nobody wants the other place: its request is served however slow it is.
+    tokio::time::sleep(4 * bounds.grace).await;
+    half[1].write_all(b"123456789").await.expect("written");
+    let mut buffer = [0; 512];
+    let read = tokio::time::timeout(LONG, half[1].read(&mut buffer)).await;
+    let answer = String::from_utf8_lossy(&buffer[..read.expect("it answers").expect("read")]).into_owned();
+    assert_eq!(status(&answer), 200, "{answer}");
+    assert!(answer.ends_with("\r\n\r\n10"), "{answer}");
+}
+
 #[tokio::test]
 async fn who_reads_nothing_is_given_up() {
     let bounds = Bounds {

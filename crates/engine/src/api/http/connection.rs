@@ -117,6 +117,14 @@ impl ConnectionServer {
                 _open: open.clone(),
                 kill: kill.clone(),
             });
+            let request = request.map(|inner| {
+                Body::new(AwaitedBody {
+                    inner,
+                    permit: Arc::clone(&hold),
+                    since: Instant::now(),
+                    is_waiting: false,
+                })
+            });
             async move {
                 let response = pages
                     .call(request)
@@ -195,6 +203,51 @@ fn streams_full() -> Response {
     let again = HeaderValue::from(limits::HTTP_STREAM_RETRY.as_secs());
     full.headers_mut().insert(header::RETRY_AFTER, again);
     with_connection_close(full)
+}
+
+/// The body of a request. While its client keeps it waiting, the connection may be closed for
+/// another one. It counts from the head of the request: a client that sends a byte at times does not
+/// become younger.
+struct AwaitedBody {
+    inner: Incoming,
+    permit: Arc<ConnectionPermit>,
+    since: Instant,
+    is_waiting: bool,
+}
+
+impl Drop for AwaitedBody {
+    fn drop(&mut self) {
+        if self.is_waiting {
+            self.permit.mark_busy();
+        }
+    }
+}
+
+impl hyper::body::Body for AwaitedBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(cx);
+        self.is_waiting = polled.is_pending();
+        if self.is_waiting {
+            self.permit.mark_waiting(self.since);
+        } else {
+            self.permit.mark_busy();
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
 }
 
 /// A response body; when it ends, the connection is idle.

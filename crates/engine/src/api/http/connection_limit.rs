@@ -1,8 +1,8 @@
 //! Limits the number of connections, and decides which one is closed for a new one.
 //!
-//! Owns the permits: for requests, for streams of events, and a few spare ones. An idle connection
-//! is closed first, so a client that opens many idle connections only takes permits from itself.
-//! Must not know the requests.
+//! Owns the permits: for requests, for streams of events, and a few spare ones. A connection that is
+//! idle, or waits for the rest of its request's body, is closed first, so a client that opens many of
+//! them only takes permits from itself. Must not know the requests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ pub(super) struct ConnectionLimit {
     grace: Duration,
 }
 
-/// Connections without a request in progress, by their last use.
+/// Connections without a request in progress, by their last use, and those that wait for a body.
 #[derive(Debug, Default)]
 struct IdleConnections {
     inner: Mutex<IdleState>,
@@ -33,26 +33,27 @@ struct IdleConnections {
 #[derive(Debug, Default)]
 struct IdleState {
     next: u64,
-    each: BTreeMap<u64, (Instant, CancellationToken)>,
+    each: BTreeMap<IdleKey, CancellationToken>,
 }
+
+/// Since when a connection waits for its client, and a number that no other one has.
+type IdleKey = (Instant, u64);
 
 impl IdleConnections {
     fn lock(&self) -> MutexGuard<'_, IdleState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn insert(&self, closed: &CancellationToken) -> u64 {
+    fn insert(&self, since: Instant, closed: &CancellationToken) -> IdleKey {
         let mut waiting = self.lock();
         waiting.next += 1;
-        let number = waiting.next;
-        waiting
-            .each
-            .insert(number, (Instant::now(), closed.clone()));
-        number
+        let key = (since, waiting.next);
+        waiting.each.insert(key, closed.clone());
+        key
     }
 
-    fn remove(&self, number: u64) {
-        self.lock().each.remove(&number);
+    fn remove(&self, key: IdleKey) {
+        self.lock().each.remove(&key);
     }
 
     /// Closes the connection that is idle for longest, if that is longer than `grace`; otherwise
@@ -60,12 +61,11 @@ impl IdleConnections {
     fn evict_oldest(&self, grace: Duration) -> Option<Instant> {
         let mut waiting = self.lock();
         let first = waiting.each.first_entry()?;
-        let old = first.get().0 + grace;
+        let old = first.key().0 + grace;
         if old > Instant::now() {
             return Some(old);
         }
-        let (_, (_, closed)) = first.remove_entry();
-        closed.cancel();
+        first.remove().cancel();
         None
     }
 }
@@ -147,7 +147,7 @@ pub(super) struct ConnectionPermit {
 struct State {
     permit: OwnedSemaphorePermit,
     deadline: Instant,
-    idle_entry: Option<u64>,
+    idle_entry: Option<IdleKey>,
 }
 
 impl ConnectionPermit {
@@ -167,12 +167,17 @@ impl ConnectionPermit {
         }
     }
 
-    /// Marks that no request is in progress. Spare permits need no mark, because their connections
-    /// end by themselves.
+    /// Marks that no request is in progress.
     pub(super) fn mark_idle(&self) {
+        self.mark_waiting(Instant::now());
+    }
+
+    /// Marks that the client has kept the connection waiting since then. Spare permits need no mark,
+    /// because their connections end by themselves.
+    pub(super) fn mark_waiting(&self, since: Instant) {
         let mut state = self.lock();
         if !self.is_spare && state.idle_entry.is_none() {
-            state.idle_entry = Some(self.idle.insert(&self.evicted));
+            state.idle_entry = Some(self.idle.insert(since, &self.evicted));
         }
     }
 
