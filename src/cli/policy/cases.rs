@@ -146,8 +146,8 @@ pub(super) fn test(
     json: bool,
     streams: &mut Streams,
 ) -> Result<u8, PolicyCommandError> {
-    let standing = args.place.files();
-    let at = args.place.place(&standing);
+    let place = args.place.labelled();
+    let at = place.fs_context();
     let mut tried: BTreeMap<String, TestedPolicy> = BTreeMap::new();
     let (mut all, mut misses) = (Score::default(), Vec::new());
     for file in files(&args.cases, around)? {

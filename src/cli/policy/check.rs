@@ -118,10 +118,11 @@ fn judge(
     streams: &mut Streams,
 ) -> Result<CheckedRequest, PolicyCommandError> {
     let mut occasion = args.occasion.clone();
-    let (chosen, request) = match &args.pool {
+    let (chosen, request, place) = match &args.pool {
         None => {
             let request = request(args, &place::plain()?)?;
-            (around.choose(&args.which, streams)?, request)
+            let chosen = around.choose(&args.which, streams)?;
+            (chosen, request, args.place.repository())
         }
         Some(pool) => {
             let config = around.load(streams)?;
@@ -142,7 +143,8 @@ fn judge(
                 )));
             };
             let request = request(args, table)?;
-            (around.by_name(&found.policy, streams)?, request)
+            let chosen = around.by_name(&found.policy, streams)?;
+            (chosen, request, args.place.of_pool(found)?)
         }
     };
     if occasion.sandbox.is_none() && chosen.policy.relies_on_sandbox() {
@@ -151,11 +153,10 @@ fn judge(
              --pool NAME judges by the sandbox of a pool",
         );
     }
-    let standing = args.place.files();
     let began = Instant::now();
     let claimed = AgentClaims::default();
     let pool = args.pool.as_ref().map(PoolName::as_str);
-    let (place, occasion) = (args.place.place(&standing), occasion.occasion(pool));
+    let (place, occasion) = (place.fs_context(), occasion.occasion(pool));
     let judgement = chosen
         .policy
         .decide_in_context(&request, &claimed, &place, &occasion);

@@ -1,17 +1,23 @@
-//! The file system and the tools that `policy` commands assume for a request, without a workspace.
+//! The file system and the tools that `policy` commands assume for a request.
 //!
-//! Owns the tools that `check` and `explain` know without a pool, and the simulated files. Reads no
-//! file of this host.
+//! Owns the tools that `check` and `explain` know without a pool, and the assumed files. Of this host
+//! it reads the workspace of a pool, and never the content of a file.
 
 use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
 use super::PolicyCommandError;
+use marshal_config::{Launcher, Pool};
 use marshal_model::SandboxFacts;
+use marshal_model::untrusted::escape_for_display;
 use marshal_policy::cases::{FixtureFs, HOME, WORKSPACE};
 use marshal_policy::extract::Extractor;
-use marshal_policy::{EvaluationContext, FsContext, FsEntry, Request, Resolver, TimeOfDay};
+use marshal_policy::{
+    EvaluationContext, FsContext, FsEntry, OpaqueFs, Request, Resolver, TimeOfDay,
+};
+use marshal_sandbox::WORKSPACE_INSIDE;
+use marshal_sandbox::workspace::{Root, TreeResolver};
 
 /// The extractor table for the tools of labelled requests: which field has which fact.
 const PLAIN: &str = r#"
@@ -46,9 +52,9 @@ method = "method"
 /// The options for the file system that requests are evaluated in.
 #[derive(Debug, Clone, clap::Args)]
 pub struct PlaceArgs {
-    /// Path of the workspace, as the agent sees it
-    #[arg(long, value_name = "PATH", default_value = WORKSPACE, value_parser = absolute)]
-    pub workspace: String,
+    /// Path of the workspace, as the agent sees it [default: /workspace; policy test: /repo/proj]
+    #[arg(long, value_name = "PATH", value_parser = absolute)]
+    pub workspace: Option<String>,
 
     /// Path of the home directory, as the agent sees it
     #[arg(long, value_name = "PATH", default_value = HOME, value_parser = absolute)]
@@ -60,8 +66,7 @@ pub struct PlaceArgs {
 
     /// Assume this symbolic link below the workspace or the home; may be repeated
     ///
-    /// With --link, no other files are assumed. Without it, and with the default workspace and
-    /// home, the file tree of the built-in labelled requests is assumed.
+    /// With --link, no other files are assumed.
     #[arg(long, value_name = "PATH=TARGET", value_parser = link)]
     pub link: Vec<(String, String)>,
 }
@@ -125,63 +130,175 @@ fn link(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// Where a request is evaluated: its directories, as the agent sees them, and the files in them.
+#[derive(Debug)]
+pub(super) struct AssumedPlace {
+    workspace: String,
+    home: String,
+    cwd: String,
+    files: AssumedFiles,
+}
+
 /// The files that are assumed to exist.
 #[derive(Debug)]
-pub(super) enum SimulatedFiles {
+enum AssumedFiles {
     /// The file tree of the built-in labelled requests.
-    Ground(FixtureFs),
-    /// Only the links of `--link`.
-    Links(BTreeMap<String, String>),
+    Labelled(FixtureFs),
+    /// These only.
+    Listed(BTreeMap<String, FsEntry>),
+    /// The workspace of a pool, read from this host, and an empty home.
+    OfPool {
+        workspace: String,
+        tree: TreeResolver,
+    },
+    /// Files that cannot be seen from this host.
+    Unseen(OpaqueFs),
 }
 
 impl PlaceArgs {
-    /// The assumed files.
-    pub(super) fn files(&self) -> SimulatedFiles {
-        let elsewhere = self.workspace != WORKSPACE || self.home != HOME;
-        if self.link.is_empty() && !elsewhere {
-            SimulatedFiles::Ground(FixtureFs::default())
+    /// The place of labelled requests: by default the file tree that they share.
+    pub(super) fn labelled(&self) -> AssumedPlace {
+        let is_elsewhere =
+            self.home != HOME || self.workspace.as_deref().is_some_and(|at| at != WORKSPACE);
+        let files = if self.link.is_empty() && !is_elsewhere {
+            AssumedFiles::Labelled(FixtureFs::default())
         } else {
-            SimulatedFiles::Links(self.link.iter().cloned().collect())
-        }
+            AssumedFiles::Listed(self.links())
+        };
+        self.place(WORKSPACE, files)
     }
 
-    /// The file system context; `standing` is [`PlaceArgs::files`].
-    pub(super) fn place<'a>(&'a self, standing: &'a SimulatedFiles) -> FsContext<'a> {
-        FsContext {
-            workspace: &self.workspace,
-            home: &self.home,
-            cwd: Some(self.cwd.as_deref().unwrap_or(&self.workspace)),
-            resolver: standing,
+    /// The place of a request without a pool: by default a sandbox with a git repository in which
+    /// nothing is a link.
+    pub(super) fn repository(&self) -> AssumedPlace {
+        let workspace = self.workspace.as_deref().unwrap_or(WORKSPACE_INSIDE);
+        let mut entries = self.links();
+        if entries.is_empty() {
+            entries.insert(format!("{workspace}/.git"), FsEntry::Directory);
+        }
+        self.place(WORKSPACE_INSIDE, AssumedFiles::Listed(entries))
+    }
+
+    /// The place of a pool's requests: its workspace on this host, at the path where its agents see
+    /// it.
+    ///
+    /// # Errors
+    /// The workspace cannot be read.
+    pub(super) fn of_pool(&self, pool: &Pool) -> Result<AssumedPlace, PolicyCommandError> {
+        let at_host = pool.workspace.path.to_string_lossy();
+        let inside = if matches!(pool.launcher, Launcher::None | Launcher::Ssh) {
+            &*at_host
+        } else {
+            WORKSPACE_INSIDE
+        };
+        if !self.link.is_empty() || self.workspace.is_some() {
+            return Ok(self.place(inside, AssumedFiles::Listed(self.links())));
+        }
+        if pool.launcher == Launcher::Ssh {
+            return Ok(self.place(inside, AssumedFiles::Unseen(OpaqueFs)));
+        }
+        let root = Root::open_resolved(&pool.workspace.path).map_err(|error| {
+            PolicyCommandError::Failed(format!(
+                "the workspace of pool {} cannot be read: {}: {error}; --workspace PATH judges without \
+                 its files",
+                pool.name,
+                escape_for_display(&at_host, 300),
+            ))
+        })?;
+        let files = AssumedFiles::OfPool {
+            workspace: inside.to_owned(),
+            tree: TreeResolver::new().with(inside, root),
+        };
+        Ok(self.place(inside, files))
+    }
+
+    fn links(&self) -> BTreeMap<String, FsEntry> {
+        let entry =
+            |(path, target): &(String, String)| (path.clone(), FsEntry::Link(target.clone()));
+        self.link.iter().map(entry).collect()
+    }
+
+    fn place(&self, default_workspace: &str, files: AssumedFiles) -> AssumedPlace {
+        let workspace = self
+            .workspace
+            .as_deref()
+            .unwrap_or(default_workspace)
+            .to_owned();
+        AssumedPlace {
+            cwd: self.cwd.clone().unwrap_or_else(|| workspace.clone()),
+            workspace,
+            home: self.home.clone(),
+            files,
         }
     }
 }
 
-impl Resolver for SimulatedFiles {
-    fn lookup(&self, path: &str) -> FsEntry {
+impl AssumedPlace {
+    pub(super) fn fs_context(&self) -> FsContext<'_> {
+        FsContext {
+            workspace: &self.workspace,
+            home: &self.home,
+            cwd: Some(&self.cwd),
+            resolver: &self.files,
+        }
+    }
+}
+
+impl AssumedFiles {
+    /// Who answers for a path; `None`: nothing is there.
+    fn resolver(&self, path: &str) -> Option<&dyn Resolver> {
         match self {
-            Self::Ground(ground) => ground.lookup(path),
-            Self::Links(links) => links
-                .get(path)
-                .map_or(FsEntry::Missing, |target| FsEntry::Link(target.clone())),
+            Self::Labelled(fixture) => Some(fixture),
+            Self::Listed(_) => None,
+            Self::OfPool { workspace, tree } => {
+                let rest = path.strip_prefix(workspace.as_str());
+                let is_below = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+                is_below.then_some(tree as &dyn Resolver)
+            }
+            Self::Unseen(unseen) => Some(unseen),
+        }
+    }
+
+    /// The names of the listed entries directly in a directory.
+    fn listed(&self, path: &str, is_wanted: impl Fn(&FsEntry) -> bool) -> Vec<String> {
+        let Self::Listed(entries) = self else {
+            return Vec::new();
+        };
+        let name = |(entry, what): (&String, &FsEntry)| {
+            let name = entry.strip_prefix(path)?.strip_prefix('/')?;
+            (!name.contains('/') && is_wanted(what)).then(|| name.to_owned())
+        };
+        entries.iter().filter_map(name).collect()
+    }
+}
+
+impl Resolver for AssumedFiles {
+    fn lookup(&self, path: &str) -> FsEntry {
+        match (self, self.resolver(path)) {
+            (_, Some(resolver)) => resolver.lookup(path),
+            (Self::Listed(entries), None) => entries.get(path).cloned().unwrap_or(FsEntry::Missing),
+            (_, None) => FsEntry::Missing,
         }
     }
 
     fn list_links(&self, path: &str) -> Option<Vec<String>> {
-        let links = match self {
-            Self::Ground(ground) => return ground.list_links(path),
-            Self::Links(links) => links,
-        };
-        let name = |link: &String| {
-            let name = link.strip_prefix(path)?.strip_prefix('/')?;
-            (!name.contains('/')).then(|| name.to_owned())
-        };
-        Some(links.keys().filter_map(name).collect())
+        match self.resolver(path) {
+            Some(resolver) => resolver.list_links(path),
+            None => Some(self.listed(path, |what| matches!(what, FsEntry::Link(_)))),
+        }
     }
 
     fn list_names(&self, path: &str) -> Option<Vec<String>> {
-        match self {
-            Self::Ground(ground) => ground.list_names(path),
-            Self::Links(_) => self.list_links(path),
+        match self.resolver(path) {
+            Some(resolver) => resolver.list_names(path),
+            None => Some(self.listed(path, |_| true)),
+        }
+    }
+
+    fn exists(&self, path: &str) -> bool {
+        match self.resolver(path) {
+            Some(resolver) => resolver.exists(path),
+            None => self.lookup(path) != FsEntry::Missing,
         }
     }
 }

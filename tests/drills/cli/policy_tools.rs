@@ -22,9 +22,15 @@ fn check_ends_with_its_verdict_and_with_3_for_everything_else() {
         (&["git status --short"][..], 0),
         (&["psql"], 1),
         (&["git status && rm -rf x"], 2),
-        (&["cat link_out/passwd"], 1),
-        (&["cat link_in/a.rs"], 0),
-        (&["--link", "/repo/proj/x=/etc", "cat link_out/passwd"], 0),
+        (&["cat link_out/passwd"], 0),
+        (
+            &["--link", "/workspace/link_out=/etc", "cat link_out/passwd"],
+            1,
+        ),
+        (&["--link", "/workspace/link_in=src", "cat link_in/a.rs"], 0),
+        (&["cat /workspace/src/a.rs"], 0),
+        (&["cat /repo/proj/src/a.rs"], 1),
+        (&["--workspace", "/repo/proj", "cat /repo/proj/src/a.rs"], 0),
         (&["--tool", "read", "src/a.rs"], 0),
         (&["--tool", "fetch", "https://a.example/"], 2),
         (&["--tool", "shell", "--input", "{\"command\": 3}"], 2),
@@ -53,6 +59,15 @@ fn check_ends_with_its_verdict_and_with_3_for_everything_else() {
         let ran = drill.run(&[&["policy", "check"], args].concat());
         assert_eq!(ran.code, Some(code), "{args:?}: {}", ran.all());
     }
+    // The links of a pool's workspace are those of its directory on this host.
+    std::os::unix::fs::symlink("/etc", drill.workspace().join("out")).expect("a link");
+    let judged = |pool: &[&str]| {
+        let command = "{\"command\":\"cat out/passwd\"}";
+        let ran = drill.run(&[&["policy", "check"], pool, &["--input", command]].concat());
+        ran.code
+    };
+    assert_eq!(judged(&["--pool", "demo", "--tool", "bash"]), Some(1));
+    assert_eq!(judged(&["--tool", "shell"]), Some(0));
     let ran = drill.run(&["--json", "policy", "check", "git status; rm -rf x"]);
     let shown = &lines(&ran)[0];
     assert_eq!(shown["decision"], "deny");
@@ -124,7 +139,18 @@ fn every_kind_of_tool_can_be_tried_without_a_pool() {
 #[test]
 fn variables_redirects_and_ends_of_paths_are_among_the_facts() {
     let drill = Drill::new(POOL);
-    let ran = drill.run(&["policy", "explain", "LD_PRELOAD=x cat a > link_out/passwd"]);
+    let links = [
+        "--link",
+        "/workspace/link_out=/etc",
+        "--link",
+        "/workspace/link_in=src",
+    ];
+    let explained = [
+        &["policy", "explain"],
+        &links[..],
+        &["LD_PRELOAD=x cat a > link_out/passwd"],
+    ];
+    let ran = drill.run(&explained.concat());
     for part in [
         "environment: LD_PRELOAD=x",
         "redirect: > link_out/passwd",
@@ -136,12 +162,17 @@ fn variables_redirects_and_ends_of_paths_are_among_the_facts() {
     assert_eq!(ran.code, Some(1), "{}", ran.all());
     let advice = "allows `LD_PRELOAD=x ls`; the variable LD_PRELOAD may not be set";
     assert!(ran.stdout.contains(advice), "{}", ran.all());
-    let ran = drill.run(&["--json", "policy", "check", "CI=1 cat link_in/a 2>&1"]);
+    let checked = [
+        &["--json", "policy", "check"],
+        &links[..],
+        &["CI=1 cat link_in/a 2>&1"],
+    ];
+    let ran = drill.run(&checked.concat());
     let shown = &lines(&ran)[0];
     let part = &shown["parts"][0];
     assert_eq!(part["env"], json!(["CI=1"]), "{shown}");
     assert_eq!(part["redirects"], json!([">& 1"]), "{shown}");
-    let path = json!({"word": "link_in/a", "to": "/repo/proj/src/a", "inside": true});
+    let path = json!({"word": "link_in/a", "to": "/workspace/src/a", "inside": true});
     assert_eq!(shown["facts"]["paths"], json!([path]), "{shown}");
 
     let ran = drill.run(&["run", "run FOO=1 cat ./README.md > out/x"]);

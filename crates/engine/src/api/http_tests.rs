@@ -426,7 +426,8 @@ async fn who_asks_nothing_gives_its_place_to_who_does() {
 /// Sends the head of a request with a body of ten bytes, and the first few of them.
 async fn begin_body(addr: SocketAddr, begin: &str) -> TcpStream {
     let mut stream = TcpStream::connect(addr).await.expect("connected");
-    let head = format!("POST /length HTTP/1.1\r\nHost: {addr}\r\nContent-Length: 10\r\n\r\n{begin}");
+    let head =
+        format!("POST /length HTTP/1.1\r\nHost: {addr}\r\nContent-Length: 10\r\n\r\n{begin}");
     stream.write_all(head.as_bytes()).await.expect("written");
     stream
 }
@@ -459,7 +460,8 @@ async fn half_sent_bodies_give_their_places_to_complete_requests() {
     half[1].write_all(b"123456789").await.expect("written");
     let mut buffer = [0; 512];
     let read = tokio::time::timeout(LONG, half[1].read(&mut buffer)).await;
-    let answer = String::from_utf8_lossy(&buffer[..read.expect("it answers").expect("read")]).into_owned();
+    let answer =
+        String::from_utf8_lossy(&buffer[..read.expect("it answers").expect("read")]).into_owned();
     assert_eq!(status(&answer), 200, "{answer}");
     assert!(answer.ends_with("\r\n\r\n10"), "{answer}");
 }
