@@ -284,10 +284,15 @@ fn compile_argv(argv: Option<Vec<OneOrMore>>) -> Result<Vec<Vec<String>>, String
 fn exact(texts: Option<Vec<String>>) -> Result<Vec<Vec<String>>, String> {
     let mut out = Vec::new();
     for text in texts.unwrap_or_default() {
-        let commands =
+        let plain =
             strict::parse_plain(&text).map_err(|e| format!("`exact`: `{text}` has {}", e.what))?;
-        match commands.as_slice() {
-            [one] if one.assignments.is_empty() && one.redirects.is_empty() && !one.timed => {
+        match plain.commands.as_slice() {
+            [one]
+                if plain.texts.is_empty()
+                    && one.assignments.is_empty()
+                    && one.redirects.is_empty()
+                    && !one.timed =>
+            {
                 out.push(one.words.iter().map(|w| w.text.clone()).collect());
             }
             _ => return Err(format!("`exact`: `{text}` is not one simple command")),

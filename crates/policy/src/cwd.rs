@@ -63,7 +63,7 @@ pub(super) fn resolve_cwd_change(request: &Request, at: &FsContext<'_>) -> CwdCh
         let program = command.words.first();
         program.is_some_and(|word| word.text == "cd" || is_cwd_changer(word)) || alters_cd(command)
     };
-    let Ok(commands) = strict::parse_plain(command) else {
+    let Ok(strict::PlainText { commands, .. }) = strict::parse_plain(command) else {
         // A command line that is not plain is not followed.
         let scan = scan::scan(command);
         let away = cwd.is_some() || scan.commands.iter().any(is_mover) || scan.broken.is_some();
@@ -358,7 +358,7 @@ mod tests {
             cwd: Some("/w"),
             resolver: &Tree,
         });
-        let commands = strict::parse_plain(text).expect("plain");
+        let commands = strict::parse_plain(text).expect("plain").commands;
         let mut track = CwdTracker::new(&walker, Some("/w"));
         let mut last = Vec::new();
         for (i, command) in commands.iter().enumerate() {

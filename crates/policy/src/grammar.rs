@@ -167,6 +167,12 @@ const SED: Grammar = Grammar {
     pattern_unless: Some(&["-e", "-f", "--expression", "--file"]),
     ..PLAIN
 };
+const AWK: Grammar = Grammar {
+    short_values: "Fvfe",
+    text_flags: &["-F", "-v", "-e"],
+    pattern_unless: Some(&["-f", "-e"]),
+    ..PLAIN
+};
 const FIND: Grammar = Grammar {
     has_word_flags: true,
     ..PLAIN
@@ -307,6 +313,7 @@ pub(super) fn for_program(program: &str) -> Option<&'static Grammar> {
         "sort" => &SORT,
         "uniq" => &UNIQ,
         "sed" | "gsed" => &SED,
+        "awk" | "gawk" | "mawk" => &AWK,
         "find" => &FIND,
         "git" => &GIT,
         "cargo" => &CARGO,

@@ -92,8 +92,8 @@ fn resolve_script(
     depth: usize,
     found: &mut Vec<ResolvedPath>,
 ) {
-    let (commands, texts) = if let Ok(commands) = strict::parse_plain(text) {
-        (commands, Vec::new())
+    let (commands, texts) = if let Ok(plain) = strict::parse_plain(text) {
+        (plain.commands, plain.texts)
     } else {
         let scan = scan::scan(text);
         (scan.commands, scan.texts)

@@ -158,10 +158,10 @@ impl ShellEvaluator<'_, '_, '_> {
             strict::parse_plain
         };
         let mut reading = match parse(text) {
-            Ok(commands) => ParsedText {
-                flows: flow::pipeline_edges(&commands),
-                commands,
-                texts: Vec::new(),
+            Ok(plain) => ParsedText {
+                flows: flow::pipeline_edges(&plain.commands),
+                commands: plain.commands,
+                texts: plain.texts,
                 functions: Vec::new(),
                 is_cwd_uncertain: false,
                 plain: true,

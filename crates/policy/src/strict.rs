@@ -10,6 +10,7 @@ use super::command::{
 use marshal_model::untrusted::is_unsafe;
 
 mod compound;
+mod here;
 #[cfg(test)]
 mod tests;
 
@@ -24,17 +25,27 @@ pub(super) struct NotPlain {
     pub hidden: bool,
 }
 
-/// Reads a plain command line. An empty or comment-only text gives no commands.
-pub(super) fn parse_plain(text: &str) -> Result<Vec<Command>, NotPlain> {
+/// A plain command line.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct PlainText {
+    /// Its commands; none of an empty or comment-only text.
+    pub commands: Vec<Command>,
+    /// The bodies of its here-documents, for [`Command::stdin`].
+    pub texts: Vec<String>,
+}
+
+/// Reads a plain command line.
+pub(super) fn parse_plain(text: &str) -> Result<PlainText, NotPlain> {
     parse(text, false)
 }
 
-/// The same with `if`, `for` and subshells: see [`compound`]. Their commands are marked as nested.
-pub(super) fn parse_with_control_flow(text: &str) -> Result<Vec<Command>, NotPlain> {
+/// The same with `if`, `for` and subshells (see [`compound`]), here-documents and the status of
+/// earlier commands. Commands in compound ones are marked as nested.
+pub(super) fn parse_with_control_flow(text: &str) -> Result<PlainText, NotPlain> {
     parse(text, true)
 }
 
-fn parse(text: &str, has_control_flow: bool) -> Result<Vec<Command>, NotPlain> {
+fn parse(text: &str, has_control_flow: bool) -> Result<PlainText, NotPlain> {
     let is_plain = |b: u8| matches!(b, b' '..=b'~' | b'\n' | b'\t');
     if !text.bytes().all(is_plain)
         && let Some((at, _)) = text.char_indices().find(|&(_, c)| is_hidden(c))
@@ -55,9 +66,15 @@ fn parse(text: &str, has_control_flow: bool) -> Result<Vec<Command>, NotPlain> {
         open: Vec::new(),
         is_after_compound: false,
         unquoted_variables: false,
+        has_status: false,
+        texts: Vec::new(),
+        pending: None,
     };
     reader.run()?;
-    Ok(reader.done)
+    Ok(PlainText {
+        commands: reader.done,
+        texts: reader.texts,
+    })
 }
 
 /// Characters that a reviewer cannot see or that shells read differently: everything that
@@ -85,6 +102,12 @@ struct Reader<'t> {
     is_after_compound: bool,
     /// Whether a variable of a loop stands without quotes.
     unquoted_variables: bool,
+    /// Whether the word that is being read has the exit status of an earlier command.
+    has_status: bool,
+    /// The bodies of here-documents.
+    texts: Vec<String>,
+    /// The here-document whose body begins on the next line.
+    pending: Option<here::Pending>,
 }
 
 impl Reader<'_> {
@@ -99,6 +122,7 @@ impl Reader<'_> {
                     if !self.current.is_empty() {
                         self.close(Join::Then)?;
                     }
+                    self.read_body()?;
                 }
                 Some(b'#') => self.comment(),
                 Some(b';') => {
@@ -160,11 +184,12 @@ impl Reader<'_> {
         }
     }
 
-    /// `\`+newline between two words of a command, with a blank before it: the shell drops both.
-    /// Anywhere else it can join words unnoticed.
+    /// `\`+newline between two words of a command, or behind an operator that a command must follow,
+    /// with a blank before it: the shell drops both. Anywhere else it can join words unnoticed.
     fn continuation(&mut self) -> Result<(), NotPlain> {
         let after_blank = self.at > 0 && matches!(self.text[self.at - 1], b' ' | b'\t');
-        if !after_blank || self.current.words.is_empty() {
+        let is_between = !self.current.words.is_empty() || self.expects_command;
+        if !after_blank || !is_between || self.pending.is_some() {
             return Err(self.not_plain("a line continuation"));
         }
         self.at += 2;
@@ -187,6 +212,9 @@ impl Reader<'_> {
     }
 
     fn end(&mut self) -> Result<(), NotPlain> {
+        if self.pending.is_some() {
+            return Err(self.not_plain("a here-document that is never closed"));
+        }
         if self.current.is_empty() {
             if self.expects_command {
                 return Err(self.not_plain("an operator without a command"));
@@ -204,6 +232,13 @@ impl Reader<'_> {
     fn next_word(&mut self) -> Result<(), NotPlain> {
         let start = self.at;
         let (word, equals) = self.word()?;
+        if std::mem::take(&mut self.has_status) && !self.may_show_status() {
+            return Err(NotPlain {
+                what: "an expansion",
+                at: start,
+                hidden: false,
+            });
+        }
         let digits = !word.quoted && word.text.bytes().all(|b| b.is_ascii_digit());
         if digits && matches!(self.peek(0), Some(b'<' | b'>')) {
             if word.text.len() > 2 {
@@ -262,6 +297,13 @@ impl Reader<'_> {
         }
         self.current.words.push(word);
         Ok(())
+    }
+
+    /// Whether the current command only says or compares its words, so that it does not matter which
+    /// number the shell puts in the place of a `$?`.
+    fn may_show_status(&self) -> bool {
+        let program = self.current.words.first();
+        program.is_some_and(|word| matches!(word.text.as_str(), "echo" | "[" | "test"))
     }
 
     /// Whether `time` is followed by a plain word on the same line, with or without `-p` between
@@ -331,6 +373,12 @@ impl Reader<'_> {
                     }
                 }
                 b'$' if self.loop_variable(&mut text, &mut word, false) => continue,
+                b'$' if self.exit_status(&mut text) => continue,
+                // Nothing that could be expanded follows.
+                b'$' if matches!(
+                    self.peek(1),
+                    None | Some(b' ' | b'\t' | b'\n' | b';' | b'|')
+                ) => {}
                 b'$' => return Err(self.not_plain("an expansion")),
                 b'`' => return Err(self.not_plain("a command substitution")),
                 b'(' | b')' => return Err(self.not_plain("a parenthesis")),
@@ -346,6 +394,9 @@ impl Reader<'_> {
             }
             text.push(byte);
             self.at += 1;
+        }
+        if self.pending.is_some() && text.contains(&b'\n') {
+            return Err(self.not_plain("a line's end before a here-document"));
         }
         word.text = String::from_utf8(text).map_err(|_| self.not_plain("a broken character"))?;
         Ok((word, equals))
@@ -397,6 +448,25 @@ impl Reader<'_> {
         Ok(())
     }
 
+    /// Reads `$?` or `${PIPESTATUS[N]}`, which the shell replaces by a number, as it is written;
+    /// `false` if it is another expansion.
+    fn exit_status(&mut self, text: &mut Vec<u8>) -> bool {
+        const PIPE: &[u8] = b"${PIPESTATUS[";
+        let rest = &self.text[self.at..];
+        let length = match rest {
+            _ if !self.has_control_flow => return false,
+            [b'$', b'?', ..] => 2,
+            _ => match rest.strip_prefix(PIPE) {
+                Some([digit, b']', b'}', ..]) if digit.is_ascii_digit() => PIPE.len() + 3,
+                _ => return false,
+            },
+        };
+        text.extend_from_slice(&rest[..length]);
+        self.at += length;
+        self.has_status = true;
+        true
+    }
+
     fn single_quoted(&mut self, text: &mut Vec<u8>) -> Result<(), NotPlain> {
         let start = self.at + 1;
         let Some(length) = self.text[start..].iter().position(|&b| b == b'\'') else {
@@ -417,6 +487,12 @@ impl Reader<'_> {
                     return Ok(());
                 }
                 Some(b'$') if self.loop_variable(text, word, true) => {}
+                Some(b'$') if self.exit_status(text) => {}
+                // Nothing that could be expanded follows.
+                Some(b'$') if matches!(self.peek(1), Some(b'"' | b' ' | b')' | b'|' | b'/')) => {
+                    text.push(b'$');
+                    self.at += 1;
+                }
                 Some(b'$') => return Err(self.not_plain("an expansion")),
                 Some(b'`') => return Err(self.not_plain("a command substitution")),
                 Some(b'\\') => match self.peek(1) {
@@ -451,7 +527,7 @@ impl Reader<'_> {
             }
             [b'>', b'>' | b'|', ..] => (2, Direction::Write, false),
             [b'>', ..] => (1, Direction::Write, false),
-            [b'<', b'<', ..] => return Err(self.not_plain("a here-document")),
+            [b'<', b'<', ..] => return self.here_document(),
             [b'<', b'>' | b'&', ..] => return Err(self.not_plain("an unusual redirect")),
             _ => (1, Direction::Read, false),
         };
@@ -473,6 +549,9 @@ impl Reader<'_> {
             return Err(self.not_plain("a redirect without a target"));
         }
         let (target, _) = self.word()?;
+        if std::mem::take(&mut self.has_status) {
+            return Err(self.not_plain("an expansion"));
+        }
         if target.text.is_empty() || target.glob {
             return Err(self.not_plain("an unusual redirect"));
         }

@@ -193,6 +193,7 @@ mod tests {
     fn check(command: &str, expect: bool) {
         let words: Vec<Word> = crate::strict::parse_plain(command)
             .expect("plain")
+            .commands
             .remove(0)
             .words;
         assert_eq!(is_harmless(&words), expect, "{command}");

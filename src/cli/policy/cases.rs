@@ -14,7 +14,7 @@ use crate::cli::streams::Streams;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{AgentClaims, Decision};
-use marshal_policy::cases::{Case, Grade};
+use marshal_policy::cases::{Case, Grade, WORKSPACE};
 use marshal_policy::{EvaluationContext, PolicyDecision};
 
 /// Columns shown of a case's id.
@@ -146,7 +146,7 @@ pub(super) fn test(
     json: bool,
     streams: &mut Streams,
 ) -> Result<u8, PolicyCommandError> {
-    let place = args.place.labelled();
+    let place = args.place.labelled(WORKSPACE);
     let at = place.fs_context();
     let mut tried: BTreeMap<String, TestedPolicy> = BTreeMap::new();
     let (mut all, mut misses) = (Score::default(), Vec::new());

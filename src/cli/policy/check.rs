@@ -14,6 +14,7 @@ use crate::cli::streams::Streams;
 use marshal_model::limits;
 use marshal_model::{AgentClaims, Decision, PoolName, UntrustedText};
 use marshal_policy::{PolicyDecision, Request, ResolvedPath, resolve_paths};
+use marshal_sandbox::WORKSPACE_INSIDE;
 
 /// `policy check …` and `policy explain …`
 #[derive(Debug, clap::Args)]
@@ -122,7 +123,7 @@ fn judge(
         None => {
             let request = request(args, &place::plain()?)?;
             let chosen = around.choose(&args.which, streams)?;
-            (chosen, request, args.place.repository())
+            (chosen, request, args.place.labelled(WORKSPACE_INSIDE))
         }
         Some(pool) => {
             let config = around.load(streams)?;

@@ -3,6 +3,7 @@
 //! Owns the tools that `check` and `explain` know without a pool, and the assumed files. Of this host
 //! it reads the workspace of a pool, and never the content of a file.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
@@ -142,8 +143,8 @@ pub(super) struct AssumedPlace {
 /// The files that are assumed to exist.
 #[derive(Debug)]
 enum AssumedFiles {
-    /// The file tree of the built-in labelled requests.
-    Labelled(FixtureFs),
+    /// The file tree of the built-in labelled requests, with this workspace.
+    Labelled { workspace: String, tree: FixtureFs },
     /// These only.
     Listed(BTreeMap<String, FsEntry>),
     /// The workspace of a pool, read from this host, and an empty home.
@@ -156,27 +157,19 @@ enum AssumedFiles {
 }
 
 impl PlaceArgs {
-    /// The place of labelled requests: by default the file tree that they share.
-    pub(super) fn labelled(&self) -> AssumedPlace {
-        let is_elsewhere =
-            self.home != HOME || self.workspace.as_deref().is_some_and(|at| at != WORKSPACE);
-        let files = if self.link.is_empty() && !is_elsewhere {
-            AssumedFiles::Labelled(FixtureFs::default())
+    /// The place of a request without a pool: by default the file tree that labelled requests share,
+    /// in this workspace.
+    pub(super) fn labelled(&self, default_workspace: &str) -> AssumedPlace {
+        let workspace = self.workspace.as_deref().unwrap_or(default_workspace);
+        let files = if self.link.is_empty() && self.home == HOME {
+            AssumedFiles::Labelled {
+                workspace: workspace.to_owned(),
+                tree: FixtureFs::default(),
+            }
         } else {
             AssumedFiles::Listed(self.links())
         };
-        self.place(WORKSPACE, files)
-    }
-
-    /// The place of a request without a pool: by default a sandbox with a git repository in which
-    /// nothing is a link.
-    pub(super) fn repository(&self) -> AssumedPlace {
-        let workspace = self.workspace.as_deref().unwrap_or(WORKSPACE_INSIDE);
-        let mut entries = self.links();
-        if entries.is_empty() {
-            entries.insert(format!("{workspace}/.git"), FsEntry::Directory);
-        }
-        self.place(WORKSPACE_INSIDE, AssumedFiles::Listed(entries))
+        self.place(workspace, files)
     }
 
     /// The place of a pool's requests: its workspace on this host, at the path where its agents see
@@ -248,7 +241,7 @@ impl AssumedFiles {
     /// Who answers for a path; `None`: nothing is there.
     fn resolver(&self, path: &str) -> Option<&dyn Resolver> {
         match self {
-            Self::Labelled(fixture) => Some(fixture),
+            Self::Labelled { tree, .. } => Some(tree),
             Self::Listed(_) => None,
             Self::OfPool { workspace, tree } => {
                 let rest = path.strip_prefix(workspace.as_str());
@@ -256,6 +249,14 @@ impl AssumedFiles {
                 is_below.then_some(tree as &dyn Resolver)
             }
             Self::Unseen(unseen) => Some(unseen),
+        }
+    }
+
+    /// A path of the workspace as the one who answers for it knows it.
+    fn translate<'p>(&self, path: &'p str) -> Cow<'p, str> {
+        match self {
+            Self::Labelled { workspace, .. } => rebase(path, workspace, WORKSPACE),
+            _ => path.into(),
         }
     }
 
@@ -275,6 +276,14 @@ impl AssumedFiles {
 impl Resolver for AssumedFiles {
     fn lookup(&self, path: &str) -> FsEntry {
         match (self, self.resolver(path)) {
+            (Self::Labelled { workspace, .. }, Some(resolver)) => {
+                match resolver.lookup(&self.translate(path)) {
+                    FsEntry::Link(target) => {
+                        FsEntry::Link(rebase(&target, WORKSPACE, workspace).into_owned())
+                    }
+                    other => other,
+                }
+            }
             (_, Some(resolver)) => resolver.lookup(path),
             (Self::Listed(entries), None) => entries.get(path).cloned().unwrap_or(FsEntry::Missing),
             (_, None) => FsEntry::Missing,
@@ -283,23 +292,31 @@ impl Resolver for AssumedFiles {
 
     fn list_links(&self, path: &str) -> Option<Vec<String>> {
         match self.resolver(path) {
-            Some(resolver) => resolver.list_links(path),
+            Some(resolver) => resolver.list_links(&self.translate(path)),
             None => Some(self.listed(path, |what| matches!(what, FsEntry::Link(_)))),
         }
     }
 
     fn list_names(&self, path: &str) -> Option<Vec<String>> {
         match self.resolver(path) {
-            Some(resolver) => resolver.list_names(path),
+            Some(resolver) => resolver.list_names(&self.translate(path)),
             None => Some(self.listed(path, |_| true)),
         }
     }
 
     fn exists(&self, path: &str) -> bool {
         match self.resolver(path) {
-            Some(resolver) => resolver.exists(path),
+            Some(resolver) => resolver.exists(&self.translate(path)),
             None => self.lookup(path) != FsEntry::Missing,
         }
+    }
+}
+
+/// A path with another directory in the place of the one that it is in.
+fn rebase<'p>(path: &'p str, from: &str, to: &str) -> Cow<'p, str> {
+    match path.strip_prefix(from) {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => format!("{to}{rest}").into(),
+        _ => path.into(),
     }
 }
 

@@ -207,7 +207,9 @@ fn both_readers_agree_on_what_is_plain() {
         "find . \\( ! -name x \\)",
         "ls &&\n\npwd",
     ] {
-        let strict = super::super::strict::parse_plain(text).expect("plain");
+        let strict = super::super::strict::parse_plain(text)
+            .expect("plain")
+            .commands;
         assert_eq!(strict, scan(text).commands, "{text:?}");
     }
 }

@@ -243,7 +243,8 @@ impl Reader<'_> {
             return Err(self.not_plain("an unusual loop"));
         }
         // An unquoted word of which the shell makes other words is not in the place of one.
-        if words.iter().any(|word| word.tilde || word.is_dynamic()) {
+        let has_status = std::mem::take(&mut self.has_status);
+        if has_status || words.iter().any(|word| word.tilde || word.is_dynamic()) {
             return Err(self.not_plain("a loop over computed words"));
         }
         // What follows an inner loop of the same variable would see that loop's last word.

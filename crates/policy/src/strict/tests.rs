@@ -4,7 +4,7 @@ use super::*;
 
 /// The words of each command, or `None` if the text is not plain.
 fn strict_words(text: &str) -> Option<Vec<Vec<String>>> {
-    let commands = parse_plain(text).ok()?;
+    let commands = parse_plain(text).ok()?.commands;
     Some(
         commands
             .iter()
@@ -63,8 +63,9 @@ fn literal_words_quotes_and_operators_are_plain() {
 
 #[test]
 fn redirects_are_facts_of_their_command() {
-    let commands =
-        parse_plain("cargo build 2>&1 >/dev/null <in &>>all >&both 3> x").expect("plain");
+    let commands = parse_plain("cargo build 2>&1 >/dev/null <in &>>all >&both 3> x")
+        .expect("plain")
+        .commands;
     let facts: Vec<_> = commands[0]
         .redirects
         .iter()
@@ -86,11 +87,11 @@ fn redirects_are_facts_of_their_command() {
 
 #[test]
 fn prefixed_assignments_are_kept_apart_from_words() {
-    let commands = parse_plain("CI=1 TZ='a b' ls X=1").expect("plain");
+    let commands = parse_plain("CI=1 TZ='a b' ls X=1").expect("plain").commands;
     assert_eq!(commands[0].assignments.len(), 2);
     assert_eq!(commands[0].assignments[1].value.text, "a b");
     assert_eq!(commands[0].words.len(), 2);
-    let timed = parse_plain("time LD_PRELOAD=x ls").expect("plain");
+    let timed = parse_plain("time LD_PRELOAD=x ls").expect("plain").commands;
     assert!(timed[0].timed && timed[0].assignments.len() == 1);
 }
 
@@ -205,7 +206,7 @@ fn characters_that_nobody_sees_are_not_plain_and_say_so() {
 /// The words of each command, joined by `|`, or why the text is not plain.
 fn flow(text: &str) -> String {
     match parse_with_control_flow(text) {
-        Ok(commands) => {
+        Ok(PlainText { commands, .. }) => {
             let words = |command: &Command| {
                 let words: Vec<&str> = command.words.iter().map(|word| &*word.text).collect();
                 words.join(" ")
@@ -294,4 +295,73 @@ fn what_a_loop_or_a_branch_computes_is_not_plain() {
     }
     let many = format!("for f in {}; do x; y; done", "a ".repeat(600));
     assert_eq!(flow(&many), "! a loop with too many commands");
+}
+
+/// What the commands read and the bodies of their here-documents.
+fn fed(text: &str) -> String {
+    match parse_with_control_flow(text) {
+        Ok(plain) => format!("{}: {:?}", flow(text), plain.texts),
+        Err(error) => format!("! {}", error.what),
+    }
+}
+
+#[test]
+fn here_documents_that_the_shell_leaves_as_they_are() {
+    for (text, expected) in [
+        (
+            "cat > f <<'EOF'\na $x\n`b`\nEOF\nls",
+            r#"cat|ls: ["a $x\n`b`\n"]"#,
+        ),
+        ("cat <<\"E\" && ls\n E\nE", r#"cat|ls: [" E\n"]"#),
+        (
+            "python3 - << EOF | head\nprint(1)\nEOF\n",
+            r#"python3 -|head: ["print(1)\n"]"#,
+        ),
+        ("cat <<E\nE\ncat <<F\nx\nF", r#"cat|cat: ["", "x\n"]"#),
+        (
+            "cat <<E\n$x\nE\n",
+            "! a here-document that the shell expands",
+        ),
+        (
+            "cat <<E\na\\\nE\nE\n",
+            "! a here-document that the shell expands",
+        ),
+        ("cat <<'E'\na\n", "! a here-document that is never closed"),
+        ("cat <<'E'", "! an unusual here-document"),
+        ("cat <<'E' <<'F'\nE\nF\n", "! an unusual here-document"),
+        ("cat <<-E\n\tE\n", "! an unusual here-document"),
+        ("cat <<<x", "! an unusual here-document"),
+        ("cat 3<<E\nE\n", "! an unusual here-document"),
+        ("cat <<E'F'\nEF\n", "! an unusual here-document"),
+        (
+            "cat <<'E' 'a\nb'\nE\n",
+            "! a line's end before a here-document",
+        ),
+        ("cat <<'E' \\\n x\nE\n", "! a line continuation"),
+        ("(cat <<'E'\nE\n)", "! an unusual here-document"),
+    ] {
+        assert_eq!(fed(text), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn the_status_of_a_command_may_be_shown_and_compared() {
+    for (text, expected) in [
+        ("go test; echo \"exit: $?\"", "go test|echo exit: $?"),
+        ("a | b; echo ${PIPESTATUS[0]}", "a|b|echo ${PIPESTATUS[0]}"),
+        ("a\n[ $? -eq 0 ]", "a|[ $? -eq 0 ]"),
+        ("a; cat f$?", "! an expansion"),
+        ("a; $? x", "! an expansion"),
+        ("a; x=$?", "! an expansion"),
+        ("a > f$?", "! an expansion"),
+        ("a; echo b > f$?", "! an expansion"),
+        ("a; echo ${PIPESTATUS[@]}", "! an expansion"),
+        ("for f in $?; do a; done", "! a loop over computed words"),
+        ("grep 'a$' \"b$\" c$ \"(d|$)\"", "grep a$ b$ c$ (d|$)"),
+        ("echo \"$'x'\"", "! an expansion"),
+        ("echo $'x'", "! an expansion"),
+        ("a && \\\nb", "a|b"),
+    ] {
+        assert_eq!(flow(text), expected, "{text:?}");
+    }
 }
