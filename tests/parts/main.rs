@@ -28,6 +28,7 @@ mod programs;
 mod provider;
 
 mod egress;
+mod guest;
 mod process;
 mod routes;
 mod sandbox;

@@ -44,6 +44,45 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+/// Set where the tests run in the guest of `guest.rs`.
+pub(crate) const GUEST: &str = "MARSHAL_TEST_GUEST";
+/// Set for an ordinary user to whom control groups were delegated.
+pub(crate) const DELEGATED: &str = "MARSHAL_TEST_DELEGATED";
+
+/// Whether this is a guest with another kernel than the host for which the tables are made.
+pub(crate) fn is_guest() -> bool {
+    std::env::var_os(GUEST).is_some()
+}
+
+/// Whether this user has control groups with controllers.
+pub(crate) fn has_groups() -> bool {
+    is_root() || std::env::var_os(DELEGATED).is_some()
+}
+
+/// The words before the command line of a supervisor that give it a delegated control group of its
+/// own, where these tests have only one for all of them: `systemd-run --scope …`.
+const SCOPE: &str = "MARSHAL_TEST_SCOPE";
+
+/// A command that is a supervisor: in a control group of its own, if it needs one. It has the pid of
+/// the process that is started.
+pub(crate) fn supervisor_command(program: &Path) -> Command {
+    let scope = std::env::var(SCOPE).unwrap_or_default();
+    let mut words = scope.split_ascii_whitespace();
+    let Some(first) = words.next() else {
+        return Command::new(program);
+    };
+    let mut command = Command::new(first);
+    command.args(words).arg(program);
+    command
+}
+
+/// The trees of control groups in which a supervisor has a group: on a host with v1 controllers
+/// those and v2, elsewhere only v2.
+pub(crate) fn group_trees() -> usize {
+    let unified = Path::new("/sys/fs/cgroup/cgroup.controllers");
+    if unified.exists() { 1 } else { 2 }
+}
+
 /// A spawner whose helpers are the binary under test.
 pub(crate) fn spawner() -> Spawner {
     Spawner::with_executable(marshal(), marshal::BUILD).unwrap()

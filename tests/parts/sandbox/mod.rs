@@ -27,6 +27,8 @@ mod trees;
 mod view;
 mod workspace;
 
+pub(crate) use escapes::prober;
+
 #[test]
 fn all_of_this_holds_for_an_ordinary_user() {
     children::again_as_ordinary_user("sandbox");

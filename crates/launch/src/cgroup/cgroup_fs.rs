@@ -17,11 +17,16 @@ pub(super) trait CgroupFs {
     fn write(&self, file: &Path, text: &str) -> io::Result<()>;
     /// Whether somebody with the right to do so handed the group to this process.
     fn is_delegated(&self, dir: &Path) -> bool;
+    /// Whether a process was started by another one, directly or not.
+    fn is_descendant(&self, pid: u32, ancestor: u32) -> bool;
 }
 
 /// The kernel's.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KernelCgroupFs;
+
+/// How many parents of a process are looked at.
+const GENERATIONS: usize = 64;
 
 /// Marks of systemd on a group that was handed to a service (`Delegate=yes`).
 const DELEGATE_XATTRS: [&str; 2] = ["user.delegate", "trusted.delegate"];
@@ -62,5 +67,20 @@ impl CgroupFs for KernelCgroupFs {
             rustix::fs::getxattr(dir, *mark, &mut value).is_ok_and(|got| value[..got] == *b"1")
         };
         DELEGATE_XATTRS.iter().any(marked)
+    }
+
+    fn is_descendant(&self, pid: u32, ancestor: u32) -> bool {
+        let parent = |pid: u32| -> Option<u32> {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            // The name of a process, in parentheses, may have blanks and parentheses.
+            stat.rsplit_once(')')?
+                .1
+                .split_ascii_whitespace()
+                .nth(1)?
+                .parse()
+                .ok()
+        };
+        let line = std::iter::successors(Some(pid), |pid| parent(*pid));
+        line.take(GENERATIONS).any(|pid| pid == ancestor)
     }
 }

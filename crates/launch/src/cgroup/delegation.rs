@@ -5,8 +5,10 @@
 //! processes"). So where the group was delegated to this program and contains no other process, the
 //! program moves into a group below. Otherwise nothing is moved, because others own the group.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::cgroup_fs::CgroupFs;
@@ -14,6 +16,10 @@ use super::layout::Hierarchy;
 
 /// The group that the supervisor moves to if it must leave its own.
 pub(super) const SUPERVISOR_GROUP: &str = "marshal.supervisor";
+
+/// How often processes that this program has started meanwhile are looked for and moved, for each
+/// controller.
+const LATECOMERS: usize = 16;
 
 /// A group with the available controllers for its children.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,8 +106,12 @@ pub(super) fn inspect(
             return handed;
         }
         let inside = read_words(files, &base.join("cgroup.procs"));
-        let own = pid.to_string();
-        if inside.iter().any(|other| *other != own) {
+        // What this program has started itself, such as a git that looks at a workspace, goes along.
+        let is_own = |word: &String| {
+            let other = word.parse();
+            other.is_ok_and(|other: u32| other == pid || files.is_descendant(other, pid))
+        };
+        if !inside.iter().all(is_own) {
             handed.why = Some(format!(
                 "the group {shown} contains other processes: run this program as its own service, with Delegate=yes"
             ));
@@ -124,7 +134,7 @@ pub(super) fn apply(files: &impl CgroupFs, mut handed: Delegation, pids: &[u32])
     if handed.moved {
         // One that is there was left by an earlier supervisor, or is shared with another one.
         let made = match files.make(&below) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => pids
                 .iter()
                 .try_for_each(|pid| files.write(&below.join("cgroup.procs"), &pid.to_string())),
@@ -140,7 +150,23 @@ pub(super) fn apply(files: &impl CgroupFs, mut handed: Delegation, pids: &[u32])
     let control = handed.base.join("cgroup.subtree_control");
     let mut enabled = Vec::new();
     for name in std::mem::take(&mut handed.enabled) {
-        match files.write(&control, &format!("+{name}")) {
+        let word = format!("+{name}");
+        let mut written = files.write(&control, &word);
+        // The group was this program's alone when it was inspected: who is there now was started by
+        // it.
+        for _ in 0..LATECOMERS {
+            let is_busy =
+                |error: &io::Error| error.raw_os_error() == Some(Errno::BUSY.raw_os_error());
+            if !handed.moved || !written.as_ref().is_err_and(is_busy) {
+                break;
+            }
+            for pid in read_words(files, &handed.base.join("cgroup.procs")) {
+                // One that has ended meanwhile needs no move.
+                let _ = files.write(&below.join("cgroup.procs"), &pid);
+            }
+            written = files.write(&control, &word);
+        }
+        match written {
             Ok(()) => enabled.push(name),
             Err(error) => {
                 handed.why = Some(format!("{} +{name}: {error}", control.display()));

@@ -24,6 +24,8 @@ pub(super) struct Model {
     /// Whether `/cg` is the root of a cgroup namespace, not that of the host.
     is_part: bool,
     pub(super) delegated: BTreeSet<PathBuf>,
+    /// Who started a process.
+    pub(super) parents: BTreeMap<u32, u32>,
 }
 
 const ROOT: &str = "/cg";
@@ -192,5 +194,9 @@ impl CgroupFs for Model {
 
     fn is_delegated(&self, dir: &Path) -> bool {
         self.delegated.contains(dir)
+    }
+
+    fn is_descendant(&self, pid: u32, ancestor: u32) -> bool {
+        self.parents.get(&pid) == Some(&ancestor)
     }
 }

@@ -298,7 +298,7 @@ fn what_a_loop_or_a_branch_computes_is_not_plain() {
 }
 
 /// What the commands read and the bodies of their here-documents.
-fn fed(text: &str) -> String {
+fn with_documents(text: &str) -> String {
     match parse_with_control_flow(text) {
         Ok(plain) => format!("{}: {:?}", flow(text), plain.texts),
         Err(error) => format!("! {}", error.what),
@@ -340,7 +340,7 @@ fn here_documents_that_the_shell_leaves_as_they_are() {
         ("cat <<'E' \\\n x\nE\n", "! a line continuation"),
         ("(cat <<'E'\nE\n)", "! an unusual here-document"),
     ] {
-        assert_eq!(fed(text), expected, "{text:?}");
+        assert_eq!(with_documents(text), expected, "{text:?}");
     }
 }
 

@@ -58,10 +58,16 @@ pub(super) enum Outcome {
 
 pub(super) type Outcomes = BTreeMap<String, Outcome>;
 
+/// The path of the compiled prober, where there is no compiler.
+const PROBER: &str = "MARSHAL_PROBER_UNDER_TEST";
+
 /// The compiled prober; compiled once for a content.
-pub(super) fn prober() -> &'static Path {
-    static PROBER: OnceLock<PathBuf> = OnceLock::new();
-    PROBER.get_or_init(|| {
+pub(crate) fn prober() -> &'static Path {
+    static COMPILED: OnceLock<PathBuf> = OnceLock::new();
+    COMPILED.get_or_init(|| {
+        if let Some(path) = std::env::var_os(PROBER) {
+            return path.into();
+        }
         let mut hash = DefaultHasher::new();
         SOURCES.hash(&mut hash);
         // An ordinary user cannot reach the build's directory.
@@ -230,8 +236,12 @@ impl Arena {
 
     /// Bounds that are quickly reached, and a pool that works there.
     pub(super) fn configure(&self, workspace: &Path) {
-        let profile = "tmp = { size = \"16M\", inodes = 1000 }\n\
-                       limits = { nofile = 256, fsize = \"8M\", pids = 150, memory = \"256M\" }\n";
+        let mut profile = "tmp = { size = \"16M\", inodes = 1000 }\n\
+                       limits = { nofile = 256, fsize = \"8M\", pids = 150, memory = \"256M\" }\n"
+            .to_owned();
+        if children::is_guest() {
+            profile.push_str("on_missing = \"degrade\"\nallow_degrade = [\"landlock\"]\n");
+        }
         let state = self.path("state").display().to_string();
         let workspace = workspace.display().to_string();
         let store = crate::engines::podman();
@@ -256,23 +266,32 @@ impl Arena {
         fs::write(self.path("supervisor.toml"), text).unwrap();
     }
 
-    /// A command of whoever this is.
+    /// A supervisor, or a program that becomes one, of whoever this is.
     pub(super) fn command(&self, program: &Path) -> Command {
         let mut command = if is_root() && self.who == Who::User {
-            let mut command = Command::new("setpriv");
-            command
-                .args([format!("--reuid={USER}"), format!("--regid={USER}")])
-                .arg("--clear-groups")
-                .arg(program);
-            command
+            self.plain_command(program)
         } else {
-            Command::new(program)
+            children::supervisor_command(program)
         };
         command
             .env_clear()
+            .envs(std::env::vars_os().filter(|(name, _)| name == "XDG_RUNTIME_DIR"))
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
             .env("HOME", self.path("other_home"))
             .current_dir(self.path("scratch"));
+        command
+    }
+
+    /// Another program of whoever this is.
+    fn plain_command(&self, program: &Path) -> Command {
+        if !is_root() || self.who == Who::Root {
+            return Command::new(program);
+        }
+        let mut command = Command::new("setpriv");
+        command
+            .args([format!("--reuid={USER}"), format!("--regid={USER}")])
+            .arg("--clear-groups")
+            .arg(program);
         command
     }
 
@@ -328,8 +347,12 @@ impl Arena {
     }
 
     fn attack(&self, column: &Column, mode: &str, more: &[&str]) -> Outcomes {
-        let decoys = Decoys::start(self, &self.command(prober_at(self)), "");
+        let decoys = Decoys::start(self, prober_at(self), "");
         let mut words = self.sandbox_args(column, mode);
+        // The input ends at once, and a slow machine takes long for all attempts.
+        let before_command = words.len() - 1;
+        let patience = ["--eof-wait", "10m"].map(str::to_owned);
+        words.splice(before_command..before_command, patience);
         words.push("/workspace/prober".to_owned());
         words.extend(self.prober_args("/workspace"));
         words.extend(decoys.told.clone());
@@ -361,9 +384,10 @@ impl Arena {
         }
         assert!(
             reported.status.success() && !outcomes.is_empty(),
-            "{}: {}: {}",
+            "{}: {} after {:?}: {}",
             column.name,
             reported.status,
+            String::from_utf8_lossy(&reported.stdout).lines().last(),
             String::from_utf8_lossy(&reported.stderr)
         );
         outcomes
@@ -448,10 +472,9 @@ pub(super) struct Decoys {
 }
 
 impl Decoys {
-    fn start(arena: &Arena, command: &Command, far: &str) -> Self {
-        let mut again = Command::new(command.get_program());
-        let mut child = again
-            .args(command.get_args())
+    fn start(arena: &Arena, prober: &Path, far: &str) -> Self {
+        let mut command = arena.plain_command(prober);
+        let mut child = command
             .args([
                 "decoys",
                 &format!("far={far}"),

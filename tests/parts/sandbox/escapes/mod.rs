@@ -13,9 +13,10 @@ mod terminal;
 
 use std::collections::BTreeMap;
 
+pub(crate) use arena::prober;
 use arena::{Arena, Column, Outcome, Who};
 
-use crate::children::is_root;
+use crate::children::{has_groups, is_guest, is_root};
 
 /// Once for each way to build a sandbox and each kind of supervisor.
 const COLUMNS: &[Column] = &[
@@ -90,11 +91,20 @@ fn no_attempt_gets_out_and_the_table_says_what_stopped_each() {
         if column.who == Who::Root && !is_root() {
             continue;
         }
+        if is_guest() && column.launcher == Some("container") {
+            println!(
+                "not in the guest, which has no container engine: {}",
+                column.name
+            );
+            continue;
+        }
         let outcomes = Arena::new(column.who).attack_all(column);
         for (name, outcome) in &outcomes {
-            let is_known = LET_THROUGH
-                .iter()
-                .any(|(at, known, _)| *at == column.name && known == name);
+            let is_known = LET_THROUGH.iter().any(|(at, known, why)| {
+                let is_held =
+                    *why == NO_GROUPS && column.who == Who::User && has_groups() && !is_root();
+                *at == column.name && known == name && !is_held
+            });
             match outcome {
                 Outcome::Broken(why) => wrong.push(format!("{}: {name}: {why}", column.name)),
                 Outcome::Through(detail) if !is_known => {
@@ -117,7 +127,16 @@ fn no_attempt_gets_out_and_the_table_says_what_stopped_each() {
         }
     }
     let controls = is_root().then(|| controls(&attempts, &mut wrong));
-    wrong.extend(table::compare(&attempts, controls.as_ref(), &columns));
+    if is_guest() {
+        // Another kernel stops some of them elsewhere: that each is stopped is what counts.
+        for (name, outcomes) in &columns {
+            let is_blocked = |outcome: &&Outcome| matches!(outcome, Outcome::Blocked(_));
+            let blocked = outcomes.values().filter(is_blocked).count();
+            println!("{name}: {blocked} of {} attempts blocked", outcomes.len());
+        }
+    } else {
+        wrong.extend(table::compare(&attempts, controls.as_ref(), &columns));
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -144,6 +163,10 @@ fn controls(attempts: &[arena::Attempt], wrong: &mut Vec<String>) -> BTreeMap<St
             }
             Some(Outcome::Blocked(symptom)) if ABSENT.contains(&symptom.as_str()) => {
                 format!("not on this host: {symptom}")
+            }
+            Some(Outcome::Blocked(symptom)) if is_guest() => {
+                println!("not on the guest: {}: {symptom}", attempt.name);
+                continue;
             }
             other => {
                 wrong.push(format!("the control of {} failed: {other:?}", attempt.name));

@@ -55,7 +55,8 @@ fn what_was_started_before_the_move_goes_along_and_gives_back() {
     let mut model = Model::new(&ALL, false).with(SERVICE, &["7"]);
     model.delegated.insert(SERVICE.into());
     let planned = inspect(&model, &tree(SERVICE), 7, &WANTED);
-    let mut model = model.with(SERVICE, &["7", "8"]);
+    // 9 is a program that another thread has just started.
+    let mut model = model.with(SERVICE, &["7", "8", "9"]);
     model.delegated.insert(SERVICE.into());
     let handed = apply(&model, planned.clone(), &[8, 7]);
     assert!(handed.moved && handed.controllers.len() == 3, "{handed:?}");
@@ -64,12 +65,14 @@ fn what_was_started_before_the_move_goes_along_and_gives_back() {
         lines.filter(|line| line.starts_with(SERVICE)).collect()
     };
     assert!(
-        of_service(&model)[1].contains("procs[7,8]"),
+        of_service(&model)[1].contains("procs[7,8,9]"),
         "{:?}",
         of_service(&model)
     );
     // The supervisor is gone, and its janitor knows no more than the plan.
-    model.write(Path::new("/cg/cgroup.procs"), "7").unwrap();
+    for gone in ["7", "9"] {
+        model.write(Path::new("/cg/cgroup.procs"), gone).unwrap();
+    }
     revert(&model, &planned, 8);
     assert_eq!(
         of_service(&model),
@@ -91,6 +94,12 @@ fn a_group_that_is_not_ours_alone_is_left_as_it_is() {
     shared.delegated.insert(SERVICE.into());
     assert!(why(&shared, SERVICE).contains("contains other processes"));
     assert_eq!(shared.display_lines(), before);
+    // A child is no stranger.
+    let mut own = Model::new(&ALL, false).with(SERVICE, &["6", "7"]);
+    own.delegated.insert(SERVICE.into());
+    own.parents.insert(6, 7);
+    let handed = apply(&own, inspect(&own, &tree(SERVICE), 7, &WANTED), &[7]);
+    assert!(handed.moved && handed.controllers.len() == 3, "{handed:?}");
 
     let mut locked = tree(SERVICE);
     locked.read_only = true;
