@@ -159,6 +159,10 @@ fn describe_event(event: &Event) -> String {
             (Some(to), _) => format!("{} -> {to}", path.raw()),
             (None, why) => format!("{}: {}", path.raw(), why.as_deref().unwrap_or_default()),
         },
+        Event::ProgramRecorded { path, sha256, was } => match was {
+            Some(was) => format!("{path}: SHA-256 {sha256}, was {was}"),
+            None => format!("{path}: SHA-256 {sha256}"),
+        },
         Event::TerminalStarted { .. }
         | Event::TerminalOutput { .. }
         | Event::TerminalEnded { .. } => of_terminal(event),

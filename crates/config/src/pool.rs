@@ -132,6 +132,7 @@ struct KeyPlaces {
     env: Place,
     guard: Option<Place>,
     guard_off: Option<Place>,
+    pin: Option<Place>,
     /// The places of `client_fs` and `client_terminal`.
     client: [Option<Place>; 2],
     engine_tools: Option<Place>,
@@ -162,6 +163,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
     let agent = agent::read(&section, preset, is_routed, context.dir);
     let launcher = section.keyword("launcher", &[]);
     let (guard, guard_off) = (section.keyword("guard", &[]), section.boolean("guard_off"));
+    let pin = section.boolean("pin");
     let (client_fs, client_terminal, client) = read_client_methods(&section);
     let (engine_tools, of_tools) = engine_tools::read(&section);
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
@@ -179,6 +181,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         env: section.section("env").section("set").place,
         guard: guard.as_ref().map(|found| found.place.clone()),
         guard_off: guard_off.as_ref().map(|found| found.place.clone()),
+        pin: pin.as_ref().map(|found| found.place.clone()),
         client,
         engine_tools: of_tools,
         mode,
@@ -248,6 +251,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         budget: budget::read(&section.section("budget")),
         guard: value_or(guard, Guard::PolicyAndSandbox),
         guard_off: value_or(guard_off, false),
+        pin: value_or(pin, false),
         on_unasked_deny: value_or(section.keyword("on_unasked_deny", &[]), on_unasked_deny),
         client_fs,
         client_terminal,

@@ -297,6 +297,7 @@ fn pool_table(pool: &Pool) -> RenderedTable {
         budget: of_budget,
         guard,
         guard_off,
+        pin,
         on_unasked_deny,
         client_fs,
         engine_tools,
@@ -350,6 +351,7 @@ fn pool_table(pool: &Pool) -> RenderedTable {
     table.put_optional("delegate", delegate.clone());
     table.put("guard", guard.as_str());
     table.put("guard_off", *guard_off);
+    table.put("pin", *pin);
     table.put("on_unasked_deny", on_unasked_deny.as_str());
     table.put("client_fs", client_fs.as_str());
     table.put("client_terminal", *client_terminal);

@@ -440,6 +440,8 @@ pub struct Pool {
     pub guard: Guard,
     /// Whether the configuration accepts that the pool's policy lacks `builtin:guard`.
     pub guard_off: bool,
+    /// Whether a changed program of the agent is not started.
+    pub pin: bool,
     /// What follows when an unrequested call would have been denied.
     pub on_unasked_deny: OnUnaskedDeny,
     /// Which files the agent may read and write through the supervisor.

@@ -33,6 +33,7 @@ mod operator;
 mod path_lookup;
 mod pool;
 mod pool_setup;
+mod program_record;
 mod reload;
 mod report;
 mod resource_usage;

@@ -26,6 +26,7 @@ use super::delegate::Delegate;
 use super::files::WorkspaceFiles;
 use super::fleet_event::{BroadcastBudget, FleetEvent, SlotView};
 use super::hooks::Hooks;
+use super::program_record::ProgramRecords;
 use super::reload::{PolicyReader, PolicyReloads};
 use super::resource_usage::ResourceUsage;
 use super::session::{DiskUsageMonitor, ProtectedRecords};
@@ -112,6 +113,8 @@ pub(crate) struct Shared {
     pub(crate) state: Arc<StateDir>,
     /// The protected files of the workspaces that agents write themselves.
     pub(crate) protected_records: ProtectedRecords,
+    /// The programs of agents.
+    pub(crate) program_records: Arc<ProgramRecords>,
     pub(crate) journal: Journal,
     /// The files of registered workspaces.
     pub(crate) files: WorkspaceFiles,
@@ -158,12 +161,16 @@ impl Shared {
         files: WorkspaceFiles,
     ) -> Self {
         let monitor = DiskUsageMonitor::new(setup.ambient.clone(), setup.state.path().to_owned());
+        let program_records =
+            ProgramRecords::new(setup.state.programs().to_owned(), &setup.marshal);
+        let program_records = Arc::new(program_records);
         Self {
             config: setup.config,
             reloads: PolicyReloads::new(setup.policy_reader, &in_force),
             active_policies: in_force,
             state: setup.state,
             protected_records: ProtectedRecords::default(),
+            program_records,
             journal: setup.journal,
             files,
             host: setup.host,

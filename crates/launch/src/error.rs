@@ -44,6 +44,9 @@ pub enum SpawnError {
         limit = limits::PREAMBLE_WRITE
     )]
     StdinNotRead,
+    /// The program is not the one that may be started.
+    #[error("{0}")]
+    Program(String),
     /// The spawner thread has ended, because the supervisor is stopping.
     #[error("the supervisor is stopping and starts no more children")]
     Closed,
@@ -59,6 +62,7 @@ impl SpawnError {
             Self::Exec(_)
             | Self::InvalidCommand { .. }
             | Self::TooLarge(_)
+            | Self::Program(_)
             | Self::StdinNotRead => "exec_failed",
             Self::Sandbox(_) | Self::HelperLost(_) | Self::TimedOut => "sandbox_failed",
         }
@@ -75,6 +79,7 @@ impl SpawnError {
             | Self::ToolSocket(_)
             | Self::Group(_)
             | Self::Closed
+            | Self::Program(_)
             | Self::StdinNotRead
             | Self::InvalidCommand { .. }
             | Self::TooLarge(_) => None,

@@ -76,6 +76,8 @@ string_enum!(
         CheckEnded = "check_ended",
         /// [`Event::Quarantined`]
         Quarantined = "quarantined",
+        /// [`Event::ProgramRecorded`]
+        ProgramRecorded = "program_recorded",
         /// [`Event::UserText`]
         UserText = "user_text",
         /// [`Event::Commands`]
@@ -405,6 +407,16 @@ pub enum Event {
         /// Why it is still there.
         detail: Option<String>,
     },
+    /// A program of the pool's agent was started for the first time, or for the first time since it
+    /// was changed.
+    ProgramRecorded {
+        /// Its path on the host.
+        path: String,
+        /// The SHA-256 digest of its content, in hexadecimal digits.
+        sha256: String,
+        /// The digest that was on record before; `None` if this file was not.
+        was: Option<String>,
+    },
     /// A piece of a prompt, as the agent repeats it.
     UserText {
         /// The piece.
@@ -551,6 +563,7 @@ impl Event {
             Self::ChildExited { .. } => EventKind::ChildExited,
             Self::CheckEnded { .. } => EventKind::CheckEnded,
             Self::Quarantined { .. } => EventKind::Quarantined,
+            Self::ProgramRecorded { .. } => EventKind::ProgramRecorded,
             Self::UserText { .. } => EventKind::UserText,
             Self::Commands { .. } => EventKind::Commands,
             Self::Options { .. } => EventKind::Options,

@@ -25,6 +25,7 @@ const HOMES: &str = "homes";
 const COPIES: &str = "copies";
 const OVERLAYS: &str = "overlays";
 const QUARANTINE: &str = "quarantine";
+const PROGRAMS: &str = "programs";
 const LOCAL: &str = "local";
 const LOCK: &str = "lock";
 
@@ -172,6 +173,7 @@ pub struct StateDir {
     copies: Root,
     overlays: Root,
     quarantine: Root,
+    programs: PathBuf,
     _lock: FlockGuard<OwnedFd>,
 }
 
@@ -187,7 +189,8 @@ impl StateDir {
         for workspace in workspaces {
             refuse_inside(&path, workspace)?;
         }
-        Self::lock_and_open(path, &dir)
+        let programs = path.join(PROGRAMS);
+        Self::lock_and_open(path, programs, &dir)
     }
 
     /// Opens `STATE/local/<run>` of a state directory that another process may use: for `--local`.
@@ -204,13 +207,14 @@ impl StateDir {
             refuse_inside(&path, workspace)?;
         }
         let local = path.join(LOCAL);
+        let programs = path.join(PROGRAMS);
         let dir = subdirectory(&dir, LOCAL, &local)?;
         let path = local.join(run.as_str());
         let dir = subdirectory(&dir, run.as_str(), &path)?;
-        Self::lock_and_open(path, &dir)
+        Self::lock_and_open(path, programs, &dir)
     }
 
-    fn lock_and_open(path: PathBuf, dir: &OwnedFd) -> Result<Self, StateError> {
+    fn lock_and_open(path: PathBuf, programs: PathBuf, dir: &OwnedFd) -> Result<Self, StateError> {
         let lock = lock(dir, &path)?;
         let sub = |name: &str| {
             let below = path.join(name);
@@ -226,6 +230,7 @@ impl StateDir {
             copies,
             overlays,
             quarantine,
+            programs,
             path,
             _lock: FlockGuard::from_locked(lock),
         })
@@ -265,6 +270,12 @@ impl StateDir {
     #[must_use]
     pub fn quarantine(&self) -> &Root {
         &self.quarantine
+    }
+
+    /// The directory of the records of agents' programs, which local runs share. It may be missing.
+    #[must_use]
+    pub fn programs(&self) -> &Path {
+        &self.programs
     }
 
     /// Refuses a workspace that contains, equals or is inside this state directory.

@@ -61,6 +61,7 @@ mod plan_guards;
 mod plan_runs;
 mod plans;
 mod policies;
+mod program_record;
 mod protected;
 mod reload;
 mod reload_writing;

@@ -65,6 +65,17 @@ pub(super) fn check_consistency(
         );
         diagnostics.report(place, message, None);
     }
+    if let Some(place) = &blame.pin
+        && pool.pin
+        && !pool.launcher.uses_host_programs()
+    {
+        let message = format!(
+            "with launcher = \"{}\" the agent's program is not on this host, so it cannot be pinned",
+            pool.launcher
+        );
+        let help = "an image can be pinned by its digest: image = \"NAME@sha256:…\"";
+        diagnostics.report(place, message, Some(help.to_owned()));
+    }
     if none
         && !host
         && let Some(place) = &blame.network

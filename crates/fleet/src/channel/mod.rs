@@ -36,13 +36,14 @@ pub(crate) use tools::ToolSetup;
 use super::clock;
 use super::credit::{CreditPermit, Credits};
 use super::mailbox::{Address, Mailbox, MailboxClosed, mailbox};
-use super::session::SessionRef;
+use super::program_record::ProgramRecords;
+use super::session::{ChannelEvent, SessionRef};
 use super::setup::{PoolShared, Shared};
 use marshal_dialect::lifecycle::deadlines::ChildDeadlines;
 use marshal_dialect::lifecycle::stop::StopLadder;
 use marshal_dialect::{self as dialect, Command, OpenParams};
 use marshal_launch::{Child, ChildExit, LaunchPlan, SpawnError};
-use marshal_model::{SessionId, SlotId};
+use marshal_model::{Event, SessionId, SlotId};
 use marshal_proxy::egress_proxy::EgressRecord;
 use marshal_proxy::model_proxy::{ModelProxy, RateLimitWatch, UsageMeter};
 use marshal_proxy::tool_server::{Socket, ToolCallEvent};
@@ -86,6 +87,8 @@ pub(crate) enum ChannelMsg {
     ClientUpdate(Box<ClientUpdate>),
     /// The socket of the engine tools is bound.
     ToolSocket(Socket),
+    /// Programs of the agent are new on record.
+    ProgramsRecorded(Vec<Event>),
     /// A tool call arrived or was abandoned.
     ToolCallEvent(Box<ToolCallEvent>),
     /// Connections to hosts outside have ended.
@@ -143,6 +146,7 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
     let tools = args.client.as_ref().and_then(|item| item.tools.as_ref());
     let tools = tools.map(|tools| tools.path.clone());
     let now = clock::now();
+    let (programs, pool) = (Arc::clone(&shared.program_records), Arc::clone(&args.pool));
     let state = Box::new(ChannelState {
         dialect: dialect::create_dialect(args.pool.config.dialect),
         credits: Credits::new(),
@@ -184,7 +188,10 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
     tokio::spawn(async move {
         let permit = shared.spawning.acquire().await;
         let started = match bind_tool_socket(&shared, tools, &to).await {
-            Ok(()) => shared.host.start(plan, waits).await,
+            Ok(()) => match record_programs(programs, pool, plan, &to).await {
+                Ok(plan) => shared.host.start(plan, waits).await,
+                Err(error) => Err(error),
+            },
             Err(error) => Err(error),
         };
         drop(permit);
@@ -192,6 +199,25 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
         let _ = to.send_message(ChannelMsg::Spawned(Box::new(started)));
     });
     ChannelHandle(myself)
+}
+
+/// Compares the programs of a plan with those on record; returns the plan if they may be started.
+async fn record_programs(
+    records: Arc<ProgramRecords>,
+    pool: Arc<PoolShared>,
+    plan: LaunchPlan,
+    to: &ChannelRef,
+) -> Result<LaunchPlan, SpawnError> {
+    let checked = tokio::task::spawn_blocking(move || {
+        let checked = records.check(&pool.config, &plan);
+        (checked, plan)
+    });
+    let (checked, plan) = checked.await.map_err(|_| SpawnError::Closed)?;
+    let events = checked.map_err(|error| SpawnError::Program(error.to_string()))?;
+    if !events.is_empty() {
+        let _ = to.send_message(ChannelMsg::ProgramsRecorded(events));
+    }
+    Ok(plan)
 }
 
 /// Binds the socket of the engine tools, which the sandbox mounts.
@@ -272,6 +298,9 @@ impl ChannelState {
             ChannelMsg::Kill => self.kill(now),
             ChannelMsg::ClientUpdate(news) => self.handle_client_update(*news, myself, now),
             ChannelMsg::ToolSocket(socket) => self.serve_tools(socket, myself),
+            ChannelMsg::ProgramsRecorded(events) => {
+                self.send(events.into_iter().map(ChannelEvent::Event).collect(), None);
+            }
             ChannelMsg::ToolCallEvent(event) => self.handle_tool_call_event(*event, now),
             ChannelMsg::Egress(record) => self.send_egress_events(vec![*record]),
             ChannelMsg::Tick => {}

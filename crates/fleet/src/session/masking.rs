@@ -200,6 +200,7 @@ pub(super) fn mask_event(mask: &Mask, event: &mut Event) {
         | Event::PromptAccepted { .. }
         | Event::CommandSent { .. }
         | Event::ChildStarted { .. }
+        | Event::ProgramRecorded { .. }
         | Event::TurnStarted { turn: _ }
         | Event::Usage(_)
         | Event::StateChanged { .. }

@@ -355,6 +355,14 @@ pub(super) struct Quarantined<'a> {
 }
 
 #[derive(Serialize, Deserialize)]
+pub(super) struct ProgramRecorded<'a> {
+    pub(super) path: Cow<'a, str>,
+    pub(super) sha256: Cow<'a, str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) was: Option<Cow<'a, str>>,
+}
+
+#[derive(Serialize, Deserialize)]
 pub(super) struct Commands<'a> {
     pub(super) commands: Vec<CommandInfo<'a>>,
 }

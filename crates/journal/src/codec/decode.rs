@@ -69,6 +69,13 @@ pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError>
         | EventKind::ChildExited
         | EventKind::CheckEnded
         | EventKind::Quarantined => decode_lifecycle(&reader),
+        EventKind::ProgramRecorded => {
+            reader.parse_into(|b: body::ProgramRecorded<'_>| Event::ProgramRecorded {
+                path: b.path.into_owned(),
+                sha256: b.sha256.into_owned(),
+                was: b.was.map(Cow::into_owned),
+            })
+        }
         EventKind::ToolStart
         | EventKind::ToolUpdate
         | EventKind::ToolResult

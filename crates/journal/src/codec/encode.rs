@@ -25,7 +25,8 @@ pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
         | Event::TurnUnsent { .. }
         | Event::ChildExited { .. }
         | Event::CheckEnded { .. }
-        | Event::Quarantined { .. } => encode_lifecycle(event, out),
+        | Event::Quarantined { .. }
+        | Event::ProgramRecorded { .. } => encode_lifecycle(event, out),
         Event::ToolStart { .. }
         | Event::ToolUpdate { .. }
         | Event::ToolResult { .. }
@@ -219,6 +220,14 @@ fn encode_lifecycle(event: &Event, out: &mut Vec<u8>) {
                 path: text(path),
                 moved_to: moved_to.as_deref().map(Cow::Borrowed),
                 detail: detail.as_deref().map(Cow::Borrowed),
+            },
+        ),
+        Event::ProgramRecorded { path, sha256, was } => write_json(
+            out,
+            &body::ProgramRecorded {
+                path: path.into(),
+                sha256: sha256.into(),
+                was: was.as_deref().map(Cow::Borrowed),
             },
         ),
         _ => {}

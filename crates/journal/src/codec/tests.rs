@@ -142,6 +142,16 @@ fn course() -> Vec<Event> {
             moved_to: None,
             detail: Some("cannot move it".to_owned()),
         },
+        Event::ProgramRecorded {
+            path: "/usr/bin/agent".to_owned(),
+            sha256: "a1".to_owned(),
+            was: None,
+        },
+        Event::ProgramRecorded {
+            path: "/usr/bin/agent".to_owned(),
+            sha256: "b2".to_owned(),
+            was: Some("a1".to_owned()),
+        },
     ]
 }
 
