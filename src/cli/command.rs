@@ -31,6 +31,7 @@ use super::run::{self, Job, RunRequest};
 use super::run_bounds;
 #[cfg(feature = "rehearsal")]
 use super::script_model;
+use super::session_diff;
 use super::show as session;
 use super::signals::Signals;
 use super::start::{self, StartFailure};
@@ -230,14 +231,16 @@ async fn run_state_command(
         Command::Diff(args) => {
             let wanted = (&args.session, &*args.paths);
             if let Some(exit) = land::show_diff(state, config, wanted, streams).await {
-                exit
-            } else {
+                return exit;
+            }
+            let shown = session_diff::show(state, config, wanted, cli.json, streams);
+            shown.unwrap_or_else(|| {
                 let session = &args.session;
                 streams.err.line(&format!(
-                        "error: the session {session} has no overlay and no branch: only the workspace modes \"overlay\" and \"worktree\" keep what a diff compares with; for other modes see the changed files in its result"
-                    ));
+                    "error: no task of the session {session} has ended, so its changes are not known yet"
+                ));
                 Exit::Usage
-            }
+            })
         }
         Command::Land { session, allow } => {
             land::land_branch(state, config, (session, allow), cli.json, streams).await

@@ -13,23 +13,38 @@ use marshal_engine::api::v1::openapi;
 
 /// `config check`: prints the errors, or a short description of the configuration.
 pub(super) fn check(loaded: &Loaded, json: bool, streams: &mut Streams) -> Exit {
-    if let Err(errors) = start::check(&loaded.config) {
-        show(&errors, json, streams);
-        return Exit::Usage;
-    }
+    let policies = match start::check(&loaded.config) {
+        Ok(policies) => policies,
+        Err(errors) => {
+            show(&errors, json, streams);
+            return Exit::Usage;
+        }
+    };
     if let Err(error) = find_state(&loaded.config, streams) {
         return error;
     }
+    let mut warnings = Vec::new();
+    for (name, loaded) in &policies.by_name {
+        let settings = loaded.policy.settings_without_effect().iter();
+        warnings.extend(settings.map(|text| format!("policy {name}: {text}")));
+    }
     if json {
         let lines = loaded.config.describe();
-        let document =
-            serde_json::json!({"ok": true, "source": loaded.source.to_string(), "describe": lines});
+        let document = serde_json::json!({
+            "ok": true,
+            "source": loaded.source.to_string(),
+            "describe": lines,
+            "warnings": warnings,
+        });
         streams.out.json(&document.to_string());
         return Exit::Done;
     }
     streams.out.line(&start::describe_source(&loaded.source));
     for line in loaded.config.describe() {
         streams.out.line(&line);
+    }
+    for warning in warnings {
+        streams.err.line(&format!("warning: {warning}"));
     }
     Exit::Done
 }

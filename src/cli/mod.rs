@@ -49,6 +49,7 @@ pub mod sandbox_command;
 #[cfg(feature = "rehearsal")]
 mod script_model;
 pub mod secrets;
+mod session_diff;
 pub mod show;
 pub mod signals;
 pub mod since;

@@ -17,7 +17,7 @@ use super::{file_store, listeners, policy_watch, programs, secrets};
 use marshal_config::{Config, ConfigErrors, HookTarget, working_dirs};
 use marshal_engine::api::http::Render;
 use marshal_engine::api::process_stats;
-use marshal_fleet::{Ambient, FleetHandle, ResumeScope, Setup, StartError};
+use marshal_fleet::{Ambient, FleetHandle, Policies, ResumeScope, Setup, StartError};
 use marshal_journal::{DiskSpace, Health, Journal, JournalOptions, OpenError, RetentionLimits};
 use marshal_launch::Spawner;
 use marshal_model::limits;
@@ -151,11 +151,12 @@ fn programs(config: &Config) -> impl Iterator<Item = PathBuf> {
     programs.flat_map(|program| program.binds.clone())
 }
 
-/// Checks the files that the configuration names: secrets, policies and extractors.
+/// Checks the files that the configuration names: secrets, policies and extractors. Returns the
+/// policies.
 ///
 /// # Errors
 /// All errors in them.
-pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
+pub fn check(config: &Config) -> Result<Policies, Box<ConfigErrors>> {
     let mut config = config.clone();
     secrets::read(&mut config, |name| std::env::var_os(name))?;
     let config = &config;
@@ -163,9 +164,9 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     programs::check(config)?;
     file_store::check(config)?;
     listeners::check(config)?;
-    policies::load_policies(config)?;
+    let policies = policies::load_policies(config)?;
     extractors(config)?;
-    Ok(())
+    Ok(policies)
 }
 
 /// Prepares each used route and each hook, to find errors such as a CA file without certificates.

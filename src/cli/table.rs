@@ -288,9 +288,8 @@ fn explanation(row: &TaskReport) -> Option<String> {
     if let (Some(_), Some(session)) = (&row.bundle, &row.session) {
         parts.push(format!("its changes: `marshal diff {session}`"));
         parts.push(format!("to get its branch: `marshal land {session}`"));
-    } else if let (Some(copy), true) = (&row.copy, changed) {
-        let copy = escape_for_display(&copy.to_string_lossy(), SENTENCE);
-        parts.push(format!("changed files are in {copy}"));
+    } else if let (Some(_), Some(session), true) = (&row.copy, &row.session, changed) {
+        parts.push(format!("its changes: `marshal diff {session}`"));
     }
     (!parts.is_empty()).then(|| parts.join("; "))
 }

@@ -41,6 +41,7 @@ fn four() -> Vec<TaskReport> {
     }
     rows[2].changes = vec![change("notes.txt", ChangeKind::Added)];
     rows[2].copy = Some("/var/lib/marshal/copies/x".into());
+    rows[2].session = marshal_model::SessionId::new("s-3").ok();
     rows[3].allowed = 0;
     rows[3].denied = 1;
     rows[3].denied_by = vec!["net".to_owned()];
@@ -69,7 +70,7 @@ task-3  demo/2  done           1       0          0      28  0.3s  +notes.txt
 task-4  demo/3  denied         0       1          0      28  0.3s  -
 
 3 of 4 done, 1 denied in 0.4s
-task-3: changed files are in /var/lib/marshal/copies/x
+task-3: its changes: `marshal diff s-3`
 task-4: denied by net
 ",
     );

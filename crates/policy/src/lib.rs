@@ -61,6 +61,7 @@ mod text_script;
 mod tools;
 mod tree_effects;
 mod url;
+mod without_effect;
 mod wrappers;
 
 pub use approval_settings::ApprovalSettings;
@@ -123,6 +124,8 @@ pub struct Policy {
     approval: ApprovalSettings,
     budget: budget::Budget,
     has_guard: bool,
+    /// The settings of its own text that have no effect, a sentence each.
+    without_effect: Vec<String>,
     /// The facts of the sandbox without which it denies everything.
     required_sandbox: Vec<SandboxFact>,
     /// The decision of a dry run where no rule allows; `None` if the policy is enforced.
@@ -166,6 +169,12 @@ impl Policy {
     /// the entries that all layers agree on apply. The policy has the name of the last layer.
     pub fn load_layers(layers: &[LayerText<'_>]) -> Result<Self, LoadError> {
         load::load(layers)
+    }
+
+    /// The settings of its text that have no effect beside those of the policies that it extends, a
+    /// sentence each; none of a policy in layers.
+    pub fn settings_without_effect(&self) -> &[String] {
+        &self.without_effect
     }
 
     /// The policy's `name`.

@@ -290,6 +290,9 @@ fn lint_policy(own: &Document, policy: &Policy, found: &mut Vec<Finding>) {
         let text = "`enforce` is false: it allows nothing and asks where it would deny; remove it after the dry run";
         add(Level::Warning, "not-enforced", text);
     }
+    for text in policy.settings_without_effect() {
+        add(Level::Warning, "no-effect", text);
+    }
     for name in own.shell.env_allow.iter().flatten() {
         if LOADER_VARIABLES
             .iter()

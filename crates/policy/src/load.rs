@@ -12,7 +12,7 @@ use super::evaluation_context::parse_facts;
 use super::examples::Examples;
 use super::layers::{self, Layer, LayerText};
 use super::sets::SetTable;
-use super::{Policy, compile, examples};
+use super::{Policy, compile, examples, without_effect};
 use marshal_model::limits;
 use marshal_model::{Decision, SandboxFact};
 
@@ -27,7 +27,16 @@ pub(super) enum ReadRule {
 }
 
 impl ReadRule {
-    fn parse(word: &str) -> Option<Self> {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Paths => "paths",
+            Self::Ask => "ask",
+            Self::Deny => "deny",
+        }
+    }
+
+    pub(super) fn parse(word: &str) -> Option<Self> {
         match word {
             "paths" => Some(Self::Paths),
             word => Decision::parse(word).map(|decision| match decision {
@@ -82,6 +91,9 @@ pub(super) fn load(own: &[LayerText<'_>]) -> Result<Policy, LoadError> {
     policy.name = title
         .map(|layer| layer.document.name.clone())
         .unwrap_or_default();
+    if let (Some(title), [_]) = (title, own) {
+        policy.without_effect = without_effect::find(&title.document, &policy);
+    }
     Ok(policy)
 }
 
@@ -123,6 +135,7 @@ fn build_policy(
     }
     let mut policy = Policy {
         name: String::new(),
+        without_effect: Vec::new(),
         default,
         unknown_tool: unknown_tool.unwrap_or(Decision::Ask),
         ask_as,

@@ -6,7 +6,7 @@
 //! how an overlay stores a change.
 
 mod client_orders;
-mod text;
+pub(super) mod text;
 
 use std::path::{Path, PathBuf};
 

@@ -25,7 +25,11 @@ pub(super) fn diff(plan: &ApplyPlan, paths: &[String], json: bool, streams: &mut
     if !json {
         list_outside(plan, streams);
     }
-    for item in plan.changes.iter().filter(|item| is_wanted(item, paths)) {
+    for item in plan
+        .changes
+        .iter()
+        .filter(|item| is_at(item.path.raw(), paths))
+    {
         if json {
             let mut object = object(item);
             if let Some(text) = lines(item) {
@@ -104,11 +108,12 @@ fn cut(plan: &ApplyPlan, streams: &mut Streams) {
     }
 }
 
-fn is_wanted(item: &PlannedChange, paths: &[String]) -> bool {
-    let is_at = |path: &String| {
-        let path = path.trim_start_matches("./").trim_end_matches('/');
-        let rest = item.path.raw().strip_prefix(path);
-        rest.is_some_and(|rest| path.is_empty() || rest.is_empty() || rest.starts_with('/'))
+/// Whether a path is at or below one of `paths`, or these are none.
+pub(in crate::cli) fn is_at(path: &str, paths: &[String]) -> bool {
+    let is_at = |at: &String| {
+        let at = at.trim_start_matches("./").trim_end_matches('/');
+        let rest = path.strip_prefix(at);
+        rest.is_some_and(|rest| at.is_empty() || rest.is_empty() || rest.starts_with('/'))
     };
     paths.is_empty() || paths.iter().any(is_at)
 }
@@ -176,19 +181,24 @@ pub(super) fn whole(item: &PlannedChange, lines_left: &mut usize) -> Value {
 /// The unified diff; `None` if the file is not text, or is too long.
 fn lines(item: &PlannedChange) -> Option<String> {
     let (before, after) = item.texts.as_ref()?;
+    let is_added = item.kind == PlannedChangeKind::Added;
+    unified((before, after), item.path.raw(), is_added)
+}
+
+/// The unified diff of two texts of a file; `None` if they are not text, or equal.
+pub(in crate::cli) fn unified(
+    (before, after): (&[u8], &[u8]),
+    path: &str,
+    is_added: bool,
+) -> Option<String> {
     let before = std::str::from_utf8(before).ok()?;
     let after = std::str::from_utf8(after).ok()?;
     if before.contains('\0') || after.contains('\0') {
         return None;
     }
-    let path = item.path.raw();
     let name = |side: &str| format!("{side}/{path}");
     let nothing = "/dev/null".to_owned();
-    let old = if item.kind == PlannedChangeKind::Added {
-        nothing
-    } else {
-        name("a")
-    };
+    let old = if is_added { nothing } else { name("a") };
     let diff = TextDiff::configure()
         .timeout(std::time::Duration::from_secs(2))
         .diff_lines(before, after);

@@ -9,6 +9,7 @@ mod manual;
 mod orders;
 mod policy_tools;
 mod script_model;
+mod session_diff;
 mod tutorial;
 
 mod configuration;

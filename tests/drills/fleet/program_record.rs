@@ -12,7 +12,8 @@ use crate::programs::install;
 
 /// A pool whose agent is a program of its own.
 fn pool(agent: &Path, more: &str) -> String {
-    let shown = agent.parent().expect("a directory");
+    let shown = agent.parent().expect("a directory").display().to_string();
+    let agent = agent.display().to_string();
     format!(
         "[pool.demo]\nsize = 1\ncommand = [{agent:?}, \"script-agent\", \"--dialect\", \"scaiflux\"]\n\
          dialect = \"scaiflux\"\npolicy = \"developer\"\nattempts = 1\n\

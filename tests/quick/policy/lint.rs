@@ -158,3 +158,47 @@ fn the_policies_that_come_with_the_program_have_no_warning_but_known_ones() {
         assert!(mute.is_empty(), "{name}: {mute:?}");
     }
 }
+
+#[test]
+fn a_setting_that_an_extended_policy_overrides_is_found() {
+    let found = |settings: &str| {
+        let text =
+            format!("schema = 1\nname = \"t\"\nextends = [\"builtin:developer\"]\n{settings}\n");
+        let none = |_: &str| Err("none".to_owned());
+        let policy = Policy::load(&text, "t", &none).expect("a policy");
+        let texts = ["guard", "developer"].map(|name| builtin_text(name).expect("a policy"));
+        let found = lint(&[texts[0], texts[1], &text], &policy);
+        let found = found
+            .into_iter()
+            .filter(|finding| finding.code == "no-effect");
+        found.map(|finding| finding.text).collect::<Vec<_>>()
+    };
+    for (settings, key) in [
+        ("default = \"allow\"", "default"),
+        ("unknown_tool = \"allow\"", "unknown_tool"),
+        (
+            "[shell]\nredirect = { write_outside = \"allow\" }",
+            "shell.redirect.write_outside",
+        ),
+        (
+            "[shell]\nredirect = { read = \"allow\" }",
+            "shell.redirect.read",
+        ),
+        ("[limits]\nmax_commands = 100", "limits.max_commands"),
+    ] {
+        let texts = found(settings);
+        let [text] = &texts[..] else {
+            panic!("{settings}: {texts:?}");
+        };
+        let says = text.contains(&format!("`{key} = ")) && text.contains("has no effect");
+        assert!(says, "{settings}: {text}");
+    }
+    for settings in [
+        "default = \"deny\"",
+        "[shell]\nredirect = { write_inside = \"ask\" }",
+        "[limits]\nmax_commands = 10",
+        "",
+    ] {
+        assert_eq!(found(settings), [""; 0], "{settings}");
+    }
+}
