@@ -13,8 +13,6 @@ pub(super) fn find(own: &Document, policy: &Policy) -> Vec<String> {
     let (shell, redirect) = (&own.shell, &own.shell.redirect);
     let applied = &policy.shell.redirect;
     let decisions = [
-        ("default", &own.default, Some(policy.default)),
-        ("unknown_tool", &own.unknown_tool, Some(policy.unknown_tool)),
         ("shell.dynamic", &shell.dynamic, policy.shell.dynamic),
         (
             "shell.redirect.dev_null",

@@ -174,8 +174,6 @@ fn a_setting_that_an_extended_policy_overrides_is_found() {
         found.map(|finding| finding.text).collect::<Vec<_>>()
     };
     for (settings, key) in [
-        ("default = \"allow\"", "default"),
-        ("unknown_tool = \"allow\"", "unknown_tool"),
         (
             "[shell]\nredirect = { write_outside = \"allow\" }",
             "shell.redirect.write_outside",
@@ -194,6 +192,7 @@ fn a_setting_that_an_extended_policy_overrides_is_found() {
         assert!(says, "{settings}: {text}");
     }
     for settings in [
+        "default = \"allow\"",
         "default = \"deny\"",
         "[shell]\nredirect = { write_inside = \"ask\" }",
         "[limits]\nmax_commands = 10",
