@@ -363,3 +363,25 @@ fn a_binary_with_borrowed_rights_refuses_to_run() {
         "{stderr}"
     );
 }
+
+#[test]
+fn a_policy_setting_that_has_no_effect_is_a_warning_of_the_check() {
+    let drill = Drill::new(&format!(
+        "{POOL}policy = \"mine\"\n[policy.mine]\nfile = \"mine.toml\"\n"
+    ));
+    let policy = |redirect: &str| {
+        let text = format!(
+            "schema = 1\nname = \"mine\"\ndefault = \"ask\"\nextends = [\"builtin:developer\"]\n\
+             [shell]\nredirect = {{ write_outside = \"{redirect}\" }}\n"
+        );
+        fs::write(drill.path("mine.toml"), text).expect("written");
+        let ran = drill.run(&["config", "check"]);
+        assert_eq!(ran.code, Some(0), "{}", ran.all());
+        ran.stderr
+    };
+    let warning = "warning: policy mine: `shell.redirect.write_outside = \"allow\"` has no effect";
+    let shown = policy("allow");
+    assert!(shown.contains(warning), "{shown}");
+    let shown = policy("deny");
+    assert!(!shown.contains("warning: policy"), "{shown}");
+}
