@@ -373,7 +373,7 @@ impl Reader<'_> {
                     }
                 }
                 b'$' if self.loop_variable(&mut text, &mut word, false) => continue,
-                b'$' if self.exit_status(&mut text) => continue,
+                b'$' if self.exit_status(&mut text, false) => continue,
                 // Nothing that could be expanded follows.
                 b'$' if matches!(
                     self.peek(1),
@@ -449,15 +449,20 @@ impl Reader<'_> {
     }
 
     /// Reads `$?` or `${PIPESTATUS[N]}`, which the shell replaces by a number, as it is written;
-    /// `false` if it is another expansion.
-    fn exit_status(&mut self, text: &mut Vec<u8>) -> bool {
+    /// `false` if it is another expansion. Only the first of `PIPESTATUS` always has a number: without
+    /// quotes, another one may be no word at all.
+    fn exit_status(&mut self, text: &mut Vec<u8>, is_quoted: bool) -> bool {
         const PIPE: &[u8] = b"${PIPESTATUS[";
         let rest = &self.text[self.at..];
         let length = match rest {
             _ if !self.has_control_flow => return false,
             [b'$', b'?', ..] => 2,
             _ => match rest.strip_prefix(PIPE) {
-                Some([digit, b']', b'}', ..]) if digit.is_ascii_digit() => PIPE.len() + 3,
+                Some([digit, b']', b'}', ..])
+                    if *digit == b'0' || is_quoted && digit.is_ascii_digit() =>
+                {
+                    PIPE.len() + 3
+                }
                 _ => return false,
             },
         };
@@ -487,7 +492,7 @@ impl Reader<'_> {
                     return Ok(());
                 }
                 Some(b'$') if self.loop_variable(text, word, true) => {}
-                Some(b'$') if self.exit_status(text) => {}
+                Some(b'$') if self.exit_status(text, true) => {}
                 // Nothing that could be expanded follows.
                 Some(b'$') if matches!(self.peek(1), Some(b'"' | b' ' | b')' | b'|' | b'/')) => {
                     text.push(b'$');

@@ -356,6 +356,11 @@ fn the_status_of_a_command_may_be_shown_and_compared() {
         ("a > f$?", "! an expansion"),
         ("a; echo b > f$?", "! an expansion"),
         ("a; echo ${PIPESTATUS[@]}", "! an expansion"),
+        ("a; echo ${PIPESTATUS[1]}", "! an expansion"),
+        (
+            "a | b; echo \"${PIPESTATUS[1]}\"",
+            "a|b|echo ${PIPESTATUS[1]}",
+        ),
         ("for f in $?; do a; done", "! a loop over computed words"),
         ("grep 'a$' \"b$\" c$ \"(d|$)\"", "grep a$ b$ c$ (d|$)"),
         ("echo \"$'x'\"", "! an expansion"),
