@@ -84,15 +84,7 @@ impl ProgramRecords {
         pool: &Pool,
         plan: &LaunchPlan,
     ) -> Result<Vec<Event>, ProgramRefused> {
-        if !pool.launcher.uses_host_programs() {
-            return Ok(Vec::new());
-        }
-        let mut programs = programs(plan);
-        programs.retain(|path| Some(path) != self.own.as_ref());
-        if programs.is_empty() {
-            return Ok(Vec::new());
-        }
-        match self.compare(pool, &programs) {
+        match self.compare(pool, &self.programs(pool, plan)) {
             Ok(events) => Ok(events),
             Err(error @ ProgramRefused::Changed { .. }) => Err(error),
             Err(error) if pool.pin => Err(error),
@@ -101,6 +93,17 @@ impl ProgramRecords {
                 Ok(Vec::new())
             }
         }
+    }
+
+    /// The files of a plan that are compared; none if the program is marshal's own, or is not on
+    /// this host.
+    pub(crate) fn programs(&self, pool: &Pool, plan: &LaunchPlan) -> Vec<PathBuf> {
+        if !pool.launcher.uses_host_programs() {
+            return Vec::new();
+        }
+        let mut programs = programs(plan);
+        programs.retain(|path| Some(path) != self.own.as_ref());
+        programs
     }
 
     fn compare(&self, pool: &Pool, programs: &[PathBuf]) -> Result<Vec<Event>, ProgramRefused> {

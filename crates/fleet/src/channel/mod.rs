@@ -208,6 +208,9 @@ async fn record_programs(
     plan: LaunchPlan,
     to: &ChannelRef,
 ) -> Result<LaunchPlan, SpawnError> {
+    if records.programs(&pool.config, &plan).is_empty() {
+        return Ok(plan);
+    }
     let checked = tokio::task::spawn_blocking(move || {
         let checked = records.check(&pool.config, &plan);
         (checked, plan)
