@@ -52,8 +52,10 @@ pub(super) fn show(
     let changes = match find_changes(state, session) {
         Ok(changes) => changes?,
         Err(error) => {
-            streams.err.line(&format!("error: {error}"));
-            return Some(error.exit());
+            streams.err.line(&format!(
+                "error: the session {session} has no overlay and no branch, and no other changes of it are known: {error}"
+            ));
+            return Some(Exit::Usage);
         }
     };
     let guard = [guard()];
