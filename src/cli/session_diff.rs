@@ -55,7 +55,7 @@ pub(super) fn show(
             streams.err.line(&format!(
                 "error: the session {session} has no overlay and no branch, and no other changes of it are known: {error}"
             ));
-            return Some(Exit::Usage);
+            return Some(error.exit());
         }
     };
     let guard = [guard()];

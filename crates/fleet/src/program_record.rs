@@ -14,10 +14,11 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use marshal_config::Pool;
+use marshal_config::{Launcher, OWN_PROGRAM, Pool};
 use marshal_launch::LaunchPlan;
 use marshal_model::Event;
 use marshal_model::untrusted::escape_for_display;
+use marshal_sandbox::HOME_INSIDE;
 
 /// The most words of a command line that can be programs: an interpreter and its script.
 const PROGRAMS: usize = 2;
@@ -39,6 +40,12 @@ pub(crate) enum ProgramRefused {
         was: String,
         record: String,
     },
+    /// It is no file of this host that could be compared, and the pool has `pin = true`.
+    #[error(
+        "the program {0} is not found on this host, so it cannot be compared, and the pool has pin = true: \
+         give its absolute path"
+    )]
+    NotFound(String),
     /// The record or the program cannot be read or written, and the pool has `pin = true`.
     #[error("{path}: {source}, and the pool has pin = true")]
     Io { path: String, source: io::Error },
@@ -74,36 +81,49 @@ impl ProgramRecords {
         }
     }
 
-    /// Compares the programs of a plan with the pool's record, and records those that are new.
-    /// Blocks: a program is read when it has changed. Returns an event for each new one.
+    /// The files of a plan that are compared; none if the program is marshal's own, or is not on
+    /// this host.
+    ///
+    /// # Errors
+    /// With `pin = true`, a program that is not found.
+    pub(crate) fn programs(
+        &self,
+        pool: &Pool,
+        plan: &LaunchPlan,
+    ) -> Result<Vec<PathBuf>, ProgramRefused> {
+        let is_own = pool.command.first().is_some_and(|word| word == OWN_PROGRAM);
+        // With a terminal, the runner starts it.
+        let is_elsewhere = !pool.launcher.uses_host_programs() || pool.launcher == Launcher::Pty;
+        if is_own || is_elsewhere {
+            return Ok(Vec::new());
+        }
+        let mut programs = programs(plan);
+        if pool.pin && programs.is_empty() {
+            let word = plan.argv.first().map_or("", String::as_str);
+            return Err(ProgramRefused::NotFound(escape_for_display(word, 300)));
+        }
+        programs.retain(|path| Some(path) != self.own.as_ref());
+        Ok(programs)
+    }
+
+    /// Compares programs with the pool's record, and records those that are new. Blocks: a program
+    /// is read when it has changed. Returns an event for each new one.
     ///
     /// # Errors
     /// With `pin = true`, a program that differs from the record, or cannot be compared.
     pub(crate) fn check(
         &self,
         pool: &Pool,
-        plan: &LaunchPlan,
+        programs: &[PathBuf],
     ) -> Result<Vec<Event>, ProgramRefused> {
-        match self.compare(pool, &self.programs(pool, plan)) {
+        match self.compare(pool, programs) {
             Ok(events) => Ok(events),
-            Err(error @ ProgramRefused::Changed { .. }) => Err(error),
-            Err(error) if pool.pin => Err(error),
-            Err(ProgramRefused::Io { path, source }) => {
+            Err(ProgramRefused::Io { path, source }) if !pool.pin => {
                 tracing::warn!(pool = %pool.name, path, %source, "a program is not on record");
                 Ok(Vec::new())
             }
+            Err(error) => Err(error),
         }
-    }
-
-    /// The files of a plan that are compared; none if the program is marshal's own, or is not on
-    /// this host.
-    pub(crate) fn programs(&self, pool: &Pool, plan: &LaunchPlan) -> Vec<PathBuf> {
-        if !pool.launcher.uses_host_programs() {
-            return Vec::new();
-        }
-        let mut programs = programs(plan);
-        programs.retain(|path| Some(path) != self.own.as_ref());
-        programs
     }
 
     fn compare(&self, pool: &Pool, programs: &[PathBuf]) -> Result<Vec<Event>, ProgramRefused> {
@@ -112,10 +132,12 @@ impl ProgramRecords {
             let path = path.display().to_string();
             |source| ProgramRefused::Io { path, source }
         };
+        // Slots of a pool start at the same time: the first one records for all.
+        let mut digests = self.digests.lock().unwrap_or_else(PoisonError::into_inner);
         let before = read_record(&at).map_err(failed(&at))?;
         let mut now = Record::default();
         for path in programs {
-            let digest = self.digest(path).map_err(failed(path))?;
+            let digest = digest(&mut digests, path).map_err(failed(path))?;
             now.files
                 .insert(path.to_string_lossy().into_owned(), digest);
         }
@@ -145,29 +167,28 @@ impl ProgramRecords {
         };
         Ok(changed.iter().map(new).collect())
     }
+}
 
-    /// The digest of a file's content, which is read again only after a change.
-    fn digest(&self, path: &Path) -> io::Result<String> {
-        let mut file = File::open(path)?;
-        let state = file_state(&file)?;
-        let lock = || self.digests.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((known, digest)) = lock().get(path)
-            && *known == state
-        {
-            return Ok(digest.clone());
-        }
-        let mut sum = Sha256::new();
-        let mut chunk = vec![0; CHUNK];
-        loop {
-            match file.read(&mut chunk)? {
-                0 => break,
-                length => sum.update(&chunk[..length]),
-            }
-        }
-        let digest = hex::encode(sum.finalize());
-        lock().insert(path.to_owned(), (state, digest.clone()));
-        Ok(digest)
+/// The digest of a file's content, which is read again only after a change.
+fn digest(known: &mut HashMap<PathBuf, (FileState, String)>, path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let state = file_state(&file)?;
+    if let Some((of, digest)) = known.get(path)
+        && *of == state
+    {
+        return Ok(digest.clone());
     }
+    let mut sum = Sha256::new();
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        match file.read(&mut chunk)? {
+            0 => break,
+            length => sum.update(&chunk[..length]),
+        }
+    }
+    let digest = hex::encode(sum.finalize());
+    known.insert(path.to_owned(), (state, digest.clone()));
+    Ok(digest)
 }
 
 fn recorded(path: &str, digest: &str, was: Option<String>) -> Event {
@@ -196,8 +217,10 @@ fn programs(plan: &LaunchPlan) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for (place, word) in plan.argv.iter().take(PROGRAMS).enumerate() {
         let file = match place {
+            // In the agent's own directories another file may be found than the one that is there now.
             0 if !word.contains('/') => directories
                 .clone()
+                .take_while(|directory| !directory.starts_with(HOME_INSIDE))
                 .map(|directory| Path::new(directory).join(word))
                 .find(|file| file.is_file()),
             _ => Some(PathBuf::from(word)).filter(|file| file.is_absolute() && file.is_file()),

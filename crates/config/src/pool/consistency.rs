@@ -67,14 +67,15 @@ pub(super) fn check_consistency(
     }
     if let Some(place) = &blame.pin
         && pool.pin
-        && !pool.launcher.uses_host_programs()
+        && (!pool.launcher.uses_host_programs() || pool.launcher == Launcher::Pty)
     {
         let message = format!(
-            "with launcher = \"{}\" the agent's program is not on this host, so it cannot be pinned",
+            "with launcher = \"{}\" the agent's program is not compared, so it cannot be pinned",
             pool.launcher
         );
-        let help = "an image can be pinned by its digest: image = \"NAME@sha256:…\"";
-        diagnostics.report(place, message, Some(help.to_owned()));
+        let help = (pool.launcher == Launcher::Container)
+            .then(|| "pin the image by its digest: image = \"NAME@sha256:…\"".to_owned());
+        diagnostics.report(place, message, help);
     }
     if none
         && !host

@@ -36,7 +36,7 @@ pub(crate) use tools::ToolSetup;
 use super::clock;
 use super::credit::{CreditPermit, Credits};
 use super::mailbox::{Address, Mailbox, MailboxClosed, mailbox};
-use super::program_record::ProgramRecords;
+use super::program_record::{ProgramRecords, ProgramRefused};
 use super::session::{ChannelEvent, SessionRef};
 use super::setup::{PoolShared, Shared};
 use marshal_dialect::lifecycle::deadlines::ChildDeadlines;
@@ -208,15 +208,16 @@ async fn record_programs(
     plan: LaunchPlan,
     to: &ChannelRef,
 ) -> Result<LaunchPlan, SpawnError> {
-    if records.programs(&pool.config, &plan).is_empty() {
+    let refused = |error: ProgramRefused| SpawnError::Program(error.to_string());
+    let programs = records.programs(&pool.config, &plan).map_err(refused)?;
+    if programs.is_empty() {
         return Ok(plan);
     }
-    let checked = tokio::task::spawn_blocking(move || {
-        let checked = records.check(&pool.config, &plan);
-        (checked, plan)
-    });
-    let (checked, plan) = checked.await.map_err(|_| SpawnError::Closed)?;
-    let events = checked.map_err(|error| SpawnError::Program(error.to_string()))?;
+    let checked = tokio::task::spawn_blocking(move || records.check(&pool.config, &programs));
+    let events = checked
+        .await
+        .map_err(|_| SpawnError::Closed)?
+        .map_err(refused)?;
     if !events.is_empty() {
         let _ = to.send_message(ChannelMsg::ProgramsRecorded(events));
     }
