@@ -99,6 +99,11 @@ pub(super) fn show(
             streams.out.line(&escape_for_display(line, LINE));
         }
     }
+    if changes.kinds.is_empty() {
+        streams
+            .err
+            .line(&format!("the session {session} changed nothing"));
+    }
     if changes.is_incomplete {
         streams
             .err
@@ -137,6 +142,10 @@ fn read_changes(
     for task in reader.tasks_of_session(&stored)? {
         let report = task.result.as_deref().map(read_report);
         let Some(Ok(report)) = report else { continue };
+        // The report of a task is about its last attempt.
+        if report.session.as_deref() != Some(session.as_str()) {
+            continue;
+        }
         let all = changes.get_or_insert_with(ReportedChanges::default);
         all.pool = report.pool.into_owned();
         all.copy = report

@@ -41,6 +41,10 @@ fn the_changes_of_a_copy_are_shown_without_entering_it() {
     for part in ["modified README.md", "--- a/README.md", "-one", "+three"] {
         assert!(shown.contains(part), "{part:?} in {shown}");
     }
+    let (session, _) = changed(&drill, "read README.md");
+    let ran = diff(&drill, &[&session]);
+    assert!(ran.stdout.is_empty(), "{}", ran.all());
+    assert!(ran.stderr.contains("changed nothing"), "{}", ran.all());
     let (session, _) = changed(&drill, "write package.json {}\nwrite made.txt new");
     let ran = diff(&drill, &[&session]);
     let begin = ran.stdout.lines().next().unwrap_or_default();
