@@ -106,3 +106,20 @@ fn a_pinned_program_does_not_start_after_a_change() {
     let ran = drill.run(&["run", "list ."]);
     assert_eq!(ran.code, Some(0), "{}", ran.all());
 }
+
+#[test]
+fn a_pinned_program_that_is_not_found_does_not_start() {
+    let drill = Drill::new(&pool(Path::new("/nobody-has/this"), "pin = true\n"));
+    let ran = drill.run(&["run", "list ."]);
+    assert_ne!(ran.code, Some(0), "{}", ran.all());
+    assert!(ran.all().contains("/nobody-has"), "{}", ran.all());
+    // By its name alone it is looked for in the directories of the PATH.
+    let text = pool(Path::new("/nobody-has/this"), "pin = true\n");
+    let text = text.replace("\"/nobody-has/this\"", "\"nobody-has-this\"");
+    let drill = Drill::new(&text.replace(", \"/nobody-has\"", ""));
+    let ran = drill.run(&["run", "list ."]);
+    assert_eq!(ran.code, Some(1), "{}", ran.all());
+    for part in ["nobody-has-this is not found on this host", "pin = true"] {
+        assert!(ran.all().contains(part), "{part:?} in {}", ran.all());
+    }
+}
