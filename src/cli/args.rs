@@ -6,7 +6,7 @@
 //! `engine/api/request.rs` and `engine/api/control/`.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{ArgAction, FromArgMatches as _, Parser, Subcommand};
 
@@ -14,10 +14,10 @@ use super::approvals::ApprovalsCommand;
 use super::audit::AuditCommand;
 use super::board::Verbosity;
 use super::chat::ChatArgs;
-use super::config_file::{self, LoadError, Loaded};
 use super::events::EventsArgs;
 use super::exit::Exit;
 use super::policy::PolicyCommand;
+use super::project::lookup::Need;
 use super::prompt::PromptArgs;
 use super::report::ReportArgs;
 use super::run_bounds::BoundArgs;
@@ -38,6 +38,16 @@ pub struct Cli {
     /// configuration)
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
+
+    /// For commands that read or control: a directory of the project, or the project's name as
+    /// `ls` lists it (default: the project of this directory, else the only one that is running)
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR | NAME",
+        conflicts_with = "config"
+    )]
+    pub project: Option<PathBuf>,
 
     /// Write only JSON to standard output, one object per line
     #[arg(long, global = true)]
@@ -310,7 +320,8 @@ pub struct RunArgs {
     #[arg(long)]
     pub agent_items: bool,
 
-    /// The pool that runs the plan's items; required if the configuration has several pools
+    /// The pool of a plan's items, and of tasks that name none; required if the configuration has
+    /// several pools
     #[arg(long, value_name = "NAME", value_parser = PoolName::new)]
     pub pool: Option<PoolName>,
 
@@ -352,11 +363,8 @@ pub struct RunArgs {
 }
 
 impl Command {
-    /// Loads the configuration, as far as the command needs it.
-    ///
-    /// # Errors
-    /// [`LoadError`]
-    pub fn load(&self, named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
+    /// What the command needs, if it only reads records or controls a supervisor.
+    pub(super) fn need(&self) -> Option<Need> {
         match self {
             Self::Ls
             | Self::Logs { .. }
@@ -370,9 +378,17 @@ impl Command {
             | Self::Reload
             | Self::Prompt(_)
             | Self::Chat(_)
-            | Self::Approvals { .. }
-            | Self::Policy { .. } => config_file::load_for_client(named, cwd),
-            _ => config_file::load(named, cwd),
+            | Self::Approvals { .. } => Some(Need::Supervisor),
+            Self::Policy { command } if command.is_live() => Some(Need::Supervisor),
+            Self::Events(_)
+            | Self::Show { .. }
+            | Self::Audit { .. }
+            | Self::Report(_)
+            | Self::Diff(_)
+            | Self::Apply(_)
+            | Self::Discard(_)
+            | Self::Land { .. } => Some(Need::Records),
+            _ => None,
         }
     }
 }

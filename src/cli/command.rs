@@ -12,9 +12,9 @@ use std::sync::Arc;
 use super::args::{self, Cli, Command, ConfigCommand, RunArgs};
 use super::audit;
 use super::board::Verbosity;
-use super::config_file::{LoadError, Loaded};
+use super::config_file::{self, LoadError, Loaded};
 use super::continuing;
-use super::control_client::{self, report_error};
+use super::control_client::{self, Hello, report_error};
 use super::daemon_commands::Flow;
 use super::diagnostic::{self, RenderStyle};
 use super::doctor;
@@ -25,6 +25,8 @@ use super::listeners::{self, ListenConfig, Listeners};
 use super::ls;
 use super::plan;
 use super::progress::Screen;
+use super::project::lookup::{self, Need};
+use super::project::{self, supervisors};
 use super::report;
 use super::results::Results;
 use super::run::{self, Job, RunRequest};
@@ -49,7 +51,6 @@ use marshal_engine::api::{control, file_plane, reply::Role};
 use marshal_engine::chat::Chats;
 use marshal_fleet::ResumeScope;
 use marshal_model::PoolName;
-use marshal_sandbox::state_dir::StateError;
 use marshal_telemetry::log::{self, LogStyle};
 
 /// Runs the program.
@@ -81,7 +82,12 @@ pub fn main() -> ExitCode {
         return mcp::run(&socket);
     }
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let streams = Streams::standard(no_colour);
+    let mut streams = Streams::standard(no_colour);
+    if cli.project.is_some() && cli.command.need().is_none() {
+        let text = "error: --project is for commands that read or control; run this in the directory of the project";
+        streams.err.line(text);
+        return Exit::Usage.into();
+    }
     if let Command::Completions(_) | Command::Man(_) = &cli.command {
         return manual::main(&cli.command, streams).into();
     }
@@ -143,7 +149,13 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     if let Command::Agents(args) = cli.command {
         return agents::run(args, cli.json, &directory, streams).await;
     }
-    let loaded = match cli.command.load(cli.config.as_deref(), &directory) {
+    if let Some(need) = cli.command.need() {
+        return match ClientContext::find(&cli, need, directory, &mut streams) {
+            Ok(client) => run_client_command(&cli, &client, &mut streams).await,
+            Err(exit) => exit,
+        };
+    }
+    let loaded = match config_file::load(cli.config.as_deref(), &directory) {
         Ok(loaded) => loaded,
         Err(error) => return report_load_error(&error, cli.json, &mut streams),
     };
@@ -156,38 +168,100 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
         Command::Run(args) => Box::pin(run(&cli, args, loaded, &directory, streams)).await,
         Command::Up => Box::pin(daemon(&cli, loaded, streams)).await,
         Command::Acp { pool } => Box::pin(editor::run(&cli, pool, loaded, streams)).await,
+        Command::Doctor { profile } => {
+            match state_dir::path(&loaded.config, &loaded.project, |name| {
+                std::env::var_os(name)
+            }) {
+                Ok(state) => {
+                    let (config, profile) = (&loaded.config, profile.as_deref());
+                    doctor::run(config, &state, profile, cli.json, &mut streams)
+                }
+                Err(error) => {
+                    streams.err.line(&format!("error: {error}"));
+                    Exit::Usage
+                }
+            }
+        }
         // Handled before the runtime starts or before the configuration is loaded.
-        #[cfg(feature = "rehearsal")]
-        Command::ScriptAgent(_) | Command::ScriptModel(_) => Exit::Usage,
-        Command::Runner(_)
-        | Command::Mcp { .. }
-        | Command::Sandbox { .. }
-        | Command::Completions(_)
-        | Command::Man(_)
-        | Command::Apply(_)
-        | Command::Discard(_)
-        | Command::Api { .. }
-        | Command::Agents(_) => Exit::Usage,
-        _ => match find_state(&loaded.config, &mut streams) {
-            Ok(state) => run_state_command(&cli, &loaded, &directory, &state, &mut streams).await,
-            Err(exit) => exit,
-        },
+        _ => Exit::Usage,
+    }
+}
+
+/// What a command has that reads records or controls a supervisor.
+pub(super) struct ClientContext {
+    /// The state directory.
+    pub(super) state: PathBuf,
+    /// The configuration file that is named, if any.
+    config: Option<PathBuf>,
+    /// The directory in which a configuration is searched.
+    directory: PathBuf,
+}
+
+impl ClientContext {
+    /// Finds the state directory; prints the error if there is none.
+    pub(super) fn find(
+        cli: &Cli,
+        need: Need,
+        directory: PathBuf,
+        streams: &mut Streams,
+    ) -> Result<Self, Exit> {
+        let request = lookup::Request {
+            project: cli.project.as_deref(),
+            config: cli.config.as_deref(),
+            cwd: &directory,
+            need,
+        };
+        let found = match lookup::find(&request, |name| std::env::var_os(name)) {
+            Ok(found) => found,
+            Err(error) => {
+                streams.err.line(&format!("error: {error}"));
+                return Err(error.exit());
+            }
+        };
+        if let Some(note) = found.note.filter(|_| !cli.quiet) {
+            streams.err.line(&note);
+        }
+        let last = supervisors::last_of(&found.state);
+        // The state of another project is read with the configuration of that project.
+        let other = last.filter(|last| {
+            cli.config.is_none() && last.project != project::of_directory(&directory)
+        });
+        let (config, directory) = match other {
+            Some(other) => (other.configuration, other.project),
+            None => (cli.config.clone(), directory),
+        };
+        Ok(Self {
+            state: found.state,
+            config,
+            directory,
+        })
+    }
+
+    /// Loads the configuration of the project.
+    pub(super) fn load(&self) -> Result<Loaded, LoadError> {
+        config_file::load(self.config.as_deref(), &self.directory)
+    }
+
+    /// The configuration of the project, for commands that can do without it. A note says why it
+    /// cannot be used.
+    fn load_or_note(&self, streams: &mut Streams) -> Option<Config> {
+        match self.load() {
+            Ok(loaded) => Some(loaded.config),
+            Err(error) => {
+                let why = error.to_string();
+                let why = why.lines().next().unwrap_or_default();
+                let text = format!("note: the configuration cannot be used: {why}");
+                streams.err.line(&text);
+                None
+            }
+        }
     }
 }
 
 /// Runs the commands that read a state directory or call its supervisor.
-async fn run_state_command(
-    cli: &Cli,
-    loaded: &Loaded,
-    directory: &Path,
-    state: &Path,
-    streams: &mut Streams,
-) -> Exit {
-    let config = &loaded.config;
+async fn run_client_command(cli: &Cli, client: &ClientContext, streams: &mut Streams) -> Exit {
+    let state = &*client.state;
     match &cli.command {
-        Command::Doctor { profile } => {
-            doctor::run(config, state, profile.as_deref(), cli.json, streams)
-        }
         Command::Ls => ls::run(state, cli.json, streams).await,
         Command::Logs { slot, follow } => {
             control_client::logs(state, slot.clone(), *follow, cli.json, streams).await
@@ -215,25 +289,31 @@ async fn run_state_command(
         } => daemon_commands::command(state, session, name, args, cli.json, streams).await,
         Command::Reload => daemon_commands::reload(state, cli.json, streams).await,
         Command::Prompt(args) => prompt::run(state, args, cli.json, cli.quiet, streams).await,
-        Command::Chat(args) => chat::run(state, config, args, (cli.json, cli.quiet), streams).await,
+        Command::Chat(args) => {
+            let config = client.load().ok().map(|loaded| loaded.config);
+            let style = (cli.json, cli.quiet);
+            chat::run(state, config.as_ref(), args, style, streams).await
+        }
         Command::Events(args) => events::events(state, args, cli.json, streams),
         Command::Approvals { command } => approvals::run(state, command, cli.json, streams).await,
         Command::Policy { command } => policy::live(command, state, cli.json, streams).await,
         Command::Show { session: name } => session::show(state, name, cli.json, streams),
         Command::Audit { command } => audit::run(state, command, cli.json, streams),
         Command::Report(args) => {
+            let config = client.load_or_note(streams);
             let sources = policy::source::PolicySources {
-                config: cli.config.as_deref(),
-                directory: directory.to_owned(),
+                config: client.config.as_deref(),
+                directory: client.directory.clone(),
             };
-            report::report(state, config, &sources, args, cli.json, streams)
+            report::report(state, config.as_ref(), &sources, args, cli.json, streams)
         }
         Command::Diff(args) => {
             let wanted = (&args.session, &*args.paths);
-            if let Some(exit) = land::show_diff(state, config, wanted, streams).await {
+            if let Some(exit) = land::show_diff(state, wanted, streams).await {
                 return exit;
             }
-            let shown = session_diff::show(state, config, wanted, cli.json, streams);
+            let config = client.load_or_note(streams);
+            let shown = session_diff::show(state, config.as_ref(), wanted, cli.json, streams);
             shown.unwrap_or_else(|| {
                 let session = &args.session;
                 streams.err.line(&format!(
@@ -243,7 +323,7 @@ async fn run_state_command(
             })
         }
         Command::Land { session, allow } => {
-            land::land_branch(state, config, (session, allow), cli.json, streams).await
+            land::land_branch(state, (session, allow), cli.json, streams).await
         }
         _ => Exit::Usage,
     }
@@ -271,8 +351,11 @@ pub(super) fn show(errors: &ConfigErrors, json: bool, streams: &mut Streams) {
     streams.err.text(&diagnostic::render(errors, look));
 }
 
-pub(super) fn find_state(config: &Config, streams: &mut Streams) -> Result<PathBuf, Exit> {
-    state_dir::find(config, |name| std::env::var_os(name)).map_err(|error| {
+pub(super) fn find_state(loaded: &Loaded, streams: &mut Streams) -> Result<PathBuf, Exit> {
+    let found = state_dir::find(&loaded.config, &loaded.project, |name| {
+        std::env::var_os(name)
+    });
+    found.map_err(|error| {
         match &error {
             StateDirError::InWorkspace(errors) => show(errors, false, streams),
             other @ StateDirError::Nowhere => streams.err.line(&format!("error: {other}")),
@@ -325,7 +408,7 @@ async fn run(
     directory: &Path,
     mut streams: Streams,
 ) -> Exit {
-    let state = match find_state(&loaded.config, &mut streams) {
+    let state = match find_state(&loaded, &mut streams) {
         Ok(state) => state,
         Err(exit) => return exit,
     };
@@ -386,27 +469,62 @@ async fn run(
         },
         screen,
     };
+    let mut is_beside = args.local;
     if !args.local {
-        match control_client::daemon(&state).await {
-            Ok(Some(client)) => {
-                return run::run_on_daemon(client, order, streams, &mut signals).await;
-            }
+        let digest = loaded.config.digest();
+        match control_client::supervisor(&state).await {
+            Ok(Some((client, hello))) => match run_place(&hello, &digest, &order.job) {
+                RunPlace::Supervisor => {
+                    return run::run_on_daemon(client, order, streams, &mut signals).await;
+                }
+                RunPlace::Beside(why) => {
+                    is_beside = true;
+                    streams
+                        .err
+                        .line(&format!("note: {why}, so the tasks run beside it"));
+                }
+            },
             Ok(None) => {}
             Err(error) => return report_error(&error, &mut streams),
         }
-        if let Some(note) = continuing::note(&state).filter(|_| is_new && !cli.quiet) {
+        let note = continuing::note(&state);
+        if let Some(note) = note.filter(|_| is_new && !is_beside && !cli.quiet) {
             streams.err.line(&note);
         }
     }
     Box::pin(run_here(
-        loaded.config,
+        loaded,
         &state,
-        (args.local, args.approvals),
+        (is_beside, args.approvals),
         order,
         streams,
         &mut signals,
     ))
     .await
+}
+
+/// Where the tasks of `run` run if a supervisor uses the state directory.
+enum RunPlace {
+    /// The supervisor runs them.
+    Supervisor,
+    /// This process does, with a state directory of its own; the reason.
+    Beside(String),
+}
+
+/// A daemon takes tasks only if it would do with them what this process would.
+fn run_place(hello: &Hello, digest: &str, job: &Job) -> RunPlace {
+    let pid = hello.pid;
+    match (hello.role, job) {
+        // The daemon has resumed the run already: there is nothing to hand over.
+        (Role::Daemon, Job::Continue { .. }) => RunPlace::Supervisor,
+        (Role::Daemon, _) if hello.configuration == digest => RunPlace::Supervisor,
+        (Role::Daemon, _) => RunPlace::Beside(format!(
+            "the daemon of this project (process {pid}) has another configuration (`marshal reload` or a restart changes that)"
+        )),
+        (Role::Run | Role::Editor, _) => RunPlace::Beside(format!(
+            "process {pid} uses the state directory of this project"
+        )),
+    }
 }
 
 /// The tasks or the plan of `run`, and notes about how they were read. The error is safe to show.
@@ -434,33 +552,41 @@ fn job(
     if let Some(wanted) = &args.goes_on {
         return plan::resume_job(wanted.as_ref(), options);
     }
-    if args.agent_items || args.pool.is_some() {
-        let text = "--agent-items and --pool are for a plan: name one, as FILE.md or with --plan";
+    if args.agent_items {
+        let text = "--agent-items is for a plan: name one, as FILE.md or with --plan";
         return Err(text.to_owned());
     }
     let pools: Vec<PoolName> = config.pools.iter().map(|pool| pool.name.clone()).collect();
+    if let Some(pool) = args.pool.as_ref().filter(|pool| !pools.contains(pool)) {
+        let names: Vec<&str> = pools.iter().map(PoolName::as_str).collect();
+        return Err(format!(
+            "--pool {pool}: there is no such pool; the pools are {}",
+            names.join(", ")
+        ));
+    }
     let context = TaskContext {
         pools: &pools,
+        pool: args.pool.as_ref(),
         directory,
         stdin: &mut std::io::stdin(),
     };
     let mut tasks = tasks::read(&args.tasks, context).map_err(|error| error.to_string())?;
-    for spec in &mut tasks.specs {
+    for spec in &mut tasks {
         let layer = spec.policy_layer.take();
         spec.policy_layer = layer.or_else(|| args.policy_layer.clone());
     }
-    Ok((Job::New(tasks.specs), tasks.notes))
+    Ok((Job::New(tasks), Vec::new()))
 }
 
 async fn run_here(
-    config: Config,
+    loaded: Loaded,
     state: &Path,
     (local, approval): (bool, bool),
     mut order: RunRequest,
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let plan = ListenConfig::from_config(&config);
+    let plan = ListenConfig::from_config(&loaded.config);
     let go_on = match &order.job {
         Job::New(_) => ResumeScope::None,
         Job::Continue { run, .. } => ResumeScope::Run(run.clone()),
@@ -468,7 +594,12 @@ async fn run_here(
             .resumed_run()
             .map_or(ResumeScope::None, |run| ResumeScope::Run(run.clone())),
     };
-    let started = match start_fleet(config, state, local, (go_on, approval), &mut streams).await {
+    let place = FleetPlace {
+        state,
+        is_local: local,
+        role: Role::Run,
+    };
+    let started = match start_fleet(loaded, place, (go_on, approval), &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
@@ -506,7 +637,7 @@ async fn run_here(
 }
 
 async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
-    let state = match find_state(&loaded.config, &mut streams) {
+    let state = match find_state(&loaded, &mut streams) {
         Ok(state) => state,
         Err(exit) => return exit,
     };
@@ -530,7 +661,12 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
         }
     };
     let go_on = (ResumeScope::All, true);
-    let started = match start_fleet(loaded.config, &state, false, go_on, &mut streams).await {
+    let place = FleetPlace {
+        state: &state,
+        is_local: false,
+        role: Role::Daemon,
+    };
+    let started = match start_fleet(loaded, place, go_on, &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
@@ -578,29 +714,38 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     finish(started, exit, &mut signals).await
 }
 
-/// Locks the state directory and starts the fleet; prints the error if it cannot.
+/// Where a fleet keeps its state, and for what it is used.
+pub(super) struct FleetPlace<'a> {
+    /// The state directory of the project.
+    pub(super) state: &'a Path,
+    /// Whether it uses a separate one below it.
+    pub(super) is_local: bool,
+    /// What kind of supervisor it is.
+    pub(super) role: Role,
+}
+
+/// Locks the state directory, starts the fleet and registers it; prints the error if it cannot.
 pub(super) async fn start_fleet(
-    config: Config,
-    state: &Path,
-    local: bool,
+    loaded: Loaded,
+    place: FleetPlace<'_>,
     (go_on, asks_people): (ResumeScope, bool),
     streams: &mut Streams,
 ) -> Result<start::RunningFleet, Exit> {
-    let taken = start::lock_state_dir(&config, state, local);
+    let taken = start::lock_state_dir(&loaded.config, place.state, place.is_local);
     let taken = match taken {
         Ok(taken) => taken,
         Err(error) => {
             streams.err.line(&format!("error: {error}"));
-            if matches!(error, StateError::Locked { .. }) && go_on == ResumeScope::None {
-                streams
-                    .err
-                    .line("  or add --local to run beside it, with a separate state directory");
-            }
             return Err(Exit::CannotStart);
         }
     };
-    match start::start(config, taken, go_on, asks_people).await {
-        Ok(started) => Ok(started),
+    let file = loaded.config.file.as_deref();
+    let registration = supervisors::register(&loaded.project, &taken, file, place.role);
+    match start::start(loaded.config, taken, go_on, asks_people).await {
+        Ok(mut started) => {
+            started.registration = registration;
+            Ok(started)
+        }
         Err(failure) => {
             match &failure {
                 StartFailure::Config(errors) => show(errors, false, streams),

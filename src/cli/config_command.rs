@@ -20,7 +20,7 @@ pub(super) fn check(loaded: &Loaded, json: bool, streams: &mut Streams) -> Exit 
             return Exit::Usage;
         }
     };
-    if let Err(error) = find_state(&loaded.config, streams) {
+    if let Err(error) = find_state(loaded, streams) {
         return error;
     }
     let mut warnings = Vec::new();
@@ -73,9 +73,10 @@ pub(super) fn api(command: ApiCommand, streams: &mut Streams) -> Exit {
 
 /// `config show`: prints every key with its value, with secrets hidden.
 pub(super) fn effective(loaded: Loaded, json: bool, streams: &mut Streams) -> Exit {
-    let Loaded { mut config, source } = loaded;
-    streams.err.line(&start::describe_source(&source));
-    match find_state(&config, streams) {
+    streams.err.line(&start::describe_source(&loaded.source));
+    let state = find_state(&loaded, streams);
+    let mut config = loaded.config;
+    match state {
         Ok(state) => config.supervisor.state_dir = Some(state),
         Err(exit) => return exit,
     }

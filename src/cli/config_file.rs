@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::agents::{self, find::SearchPaths};
+use super::project;
 use super::trust::{OpenError, Untrusted, display_path, open_trusted, why};
 use marshal_config::dialect_definition::DEFINITION_BYTES;
 use marshal_config::{Config, ConfigErrors, DEFAULT, DialectDefinition, Origin, Pool, Ssh};
 use marshal_model::limits;
 
-/// The default file in the current directory.
+/// The default file in the current directory, or above it in its repository.
 pub const NAME: &str = "supervisor.toml";
 
 /// The source of the configuration; its text is printed before anything else.
@@ -22,7 +23,7 @@ pub const NAME: &str = "supervisor.toml";
 pub enum Source {
     /// The file named with `--config`.
     Named(PathBuf),
-    /// `./supervisor.toml`.
+    /// `supervisor.toml` of this directory, or above it in its repository.
     Found(PathBuf),
     /// The built-in configuration.
     BuiltIn,
@@ -36,7 +37,7 @@ impl fmt::Display for Source {
             }
             Self::BuiltIn => write!(
                 f,
-                "configuration: built in (no {NAME} in this directory, and no --config)"
+                "configuration: built in (no {NAME} here, and no --config)"
             ),
         }
     }
@@ -49,6 +50,8 @@ pub struct Loaded {
     pub config: Config,
     /// Its source.
     pub source: Source,
+    /// The project that it configures: the directory of the file, or of the repository.
+    pub project: PathBuf,
 }
 
 /// Why the configuration cannot be loaded. Each is exit code 2.
@@ -70,31 +73,18 @@ pub enum LoadError {
     Faulty(#[from] Box<ConfigErrors>),
 }
 
-/// Loads the configuration: the file `named` with `--config`, else `./supervisor.toml`, else the
-/// built-in one. `cwd` is the current directory, absolute.
+/// Loads the configuration: the file `named` with `--config`, else `supervisor.toml` here or above
+/// in the repository, else the built-in one. `cwd` is the current directory, absolute.
 ///
 /// # Errors
 /// The file cannot be read, is not trusted, or has errors. This includes errors that only the file
 /// system shows.
 pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
-    let mut loaded = load_for_client(named, cwd)?;
-    load_dialect_definitions(&mut loaded.config)?;
-    check_policies(&loaded.config).map_err(Box::new)?;
-    Ok(loaded)
-}
-
-/// The same for clients of a running supervisor: does not read the files of policies and dialects.
-///
-/// # Errors
-/// [`LoadError`]
-pub fn load_for_client(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
-    let found = cwd.join(NAME);
-    let (path, source) = match named {
-        Some(path) => (cwd.join(path), Source::Named as fn(PathBuf) -> Source),
-        None if fs::symlink_metadata(&found).is_ok() => {
-            (found, Source::Found as fn(PathBuf) -> Source)
-        }
-        None => return built_in(cwd),
+    let found = project::configuration_file(cwd);
+    let (path, source) = match (named, found) {
+        (Some(path), _) => (cwd.join(path), Source::Named as fn(PathBuf) -> Source),
+        (None, Some(found)) => (found, Source::Found as fn(PathBuf) -> Source),
+        (None, None) => return built_in(cwd),
     };
     let read_error = |error| LoadError::Read {
         path: path.clone(),
@@ -115,15 +105,18 @@ pub fn load_for_client(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadE
     let path = path.file_name().map_or(path.clone(), |name| dir.join(name));
     let origin = Origin {
         file: Some(path.clone()),
-        dir,
+        dir: dir.clone(),
         is_explicit: named.is_some(),
     };
     let mut config = Config::parse_bytes(&bytes, &origin).map_err(Box::new)?;
     find_programs(&mut config, &origin).map_err(Box::new)?;
     check_files(&config, &origin).map_err(Box::new)?;
+    load_dialect_definitions(&mut config)?;
+    check_policies(&config).map_err(Box::new)?;
     Ok(Loaded {
         config,
         source: source(path),
+        project: dir,
     })
 }
 
@@ -134,6 +127,7 @@ fn built_in(cwd: &Path) -> Result<Loaded, LoadError> {
     Ok(Loaded {
         config,
         source: Source::BuiltIn,
+        project: project::of_directory(cwd),
     })
 }
 
@@ -214,8 +208,7 @@ fn read_definition(file: &Path) -> Result<Result<DialectDefinition, Box<ConfigEr
     Ok(DialectDefinition::parse(&bytes, file).map_err(Box::new))
 }
 
-/// Checks the files of policies. Clients of a running supervisor skip this: the supervisor has its
-/// own copies, and reports errors in the files.
+/// Checks the files of policies.
 fn check_policies(config: &Config) -> Result<(), ConfigErrors> {
     let mut faults = Vec::new();
     for (name, file) in &config.policies {

@@ -142,13 +142,21 @@ impl Client {
         }
     }
 
-    /// The role of the supervisor, and its process id.
+    /// What the supervisor says of itself.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub async fn hello(&mut self) -> Result<(Role, u32), ClientError> {
+    pub async fn hello(&mut self) -> Result<Hello, ClientError> {
         match self.request(&Request::Hello).await? {
-            Reply::Hello { role, pid } => Ok((role, pid)),
+            Reply::Hello {
+                role,
+                pid,
+                configuration,
+            } => Ok(Hello {
+                role,
+                pid,
+                configuration,
+            }),
             _ => Err(unexpected()),
         }
     }
@@ -328,21 +336,41 @@ fn unexpected() -> ClientError {
     ClientError::Lost("unexpected answer".to_owned())
 }
 
-/// The daemon of a state directory, if one answers. A supervisor that only runs its own tasks
-/// does not count.
+/// What a supervisor says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hello {
+    /// What kind of supervisor it is.
+    pub role: Role,
+    /// Its process id.
+    pub pid: u32,
+    /// The digest of its configuration.
+    pub configuration: String,
+}
+
+/// The supervisor of a state directory, if one answers.
 ///
 /// # Errors
 /// [`ClientError`] if a supervisor runs there and the connection fails.
-pub async fn daemon(state_dir: &Path) -> Result<Option<Client>, ClientError> {
+pub async fn supervisor(state_dir: &Path) -> Result<Option<(Client, Hello)>, ClientError> {
     let mut client = match Client::connect(state_dir).await {
         Ok(client) => client,
         Err(ClientError::NoSupervisor { .. }) => return Ok(None),
         Err(error) => return Err(error),
     };
-    match client.hello().await? {
-        (Role::Daemon, _) => Ok(Some(client)),
-        (Role::Run | Role::Editor, _) => Ok(None),
-    }
+    let hello = client.hello().await?;
+    Ok(Some((client, hello)))
+}
+
+/// The daemon of a state directory, if one answers. A supervisor that only runs its own tasks
+/// does not count.
+///
+/// # Errors
+/// [`ClientError`] if a supervisor runs there and the connection fails.
+#[cfg(test)]
+pub async fn daemon(state_dir: &Path) -> Result<Option<Client>, ClientError> {
+    let found = supervisor(state_dir).await?;
+    let daemon = found.filter(|(_, hello)| hello.role == Role::Daemon);
+    Ok(daemon.map(|(client, _)| client))
 }
 
 /// Whether a supervisor of this state directory serves conversations.
@@ -351,12 +379,10 @@ pub async fn daemon(state_dir: &Path) -> Result<Option<Client>, ClientError> {
 /// [`ClientError`] if a supervisor runs there and the connection fails, or if it only runs its own
 /// tasks.
 pub async fn serves_conversations(state_dir: &Path) -> Result<bool, ClientError> {
-    let mut client = match Client::connect(state_dir).await {
-        Ok(client) => client,
-        Err(ClientError::NoSupervisor { .. }) => return Ok(false),
-        Err(error) => return Err(error),
+    let Some((_, hello)) = supervisor(state_dir).await? else {
+        return Ok(false);
     };
-    match client.hello().await? {
+    match (hello.role, hello.pid) {
         (Role::Daemon | Role::Editor, _) => Ok(true),
         (Role::Run, pid) => Err(ClientError::Refused(Failure::new(
             Code::NoDaemon,

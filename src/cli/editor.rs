@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::acp;
 use super::args::Cli;
-use super::command::{announce, find_state, finish, start_fleet, start_log};
+use super::command::{FleetPlace, announce, find_state, finish, start_fleet, start_log};
 use super::config_file::Loaded;
 use super::control_client::{self, report_error};
 use super::exit::Exit;
@@ -25,7 +25,7 @@ use marshal_model::PoolName;
 /// Serves an editor with the supervisor of the state directory, or with a fleet of this process.
 /// Standard output is only for the editor: all messages go to standard error.
 pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams: Streams) -> Exit {
-    let state = match find_state(&loaded.config, &mut streams) {
+    let state = match find_state(&loaded, &mut streams) {
         Ok(state) => state,
         Err(exit) => return exit,
     };
@@ -53,7 +53,12 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
     }
     let plan = ListenConfig::from_config(&loaded.config);
     let go_on = (ResumeScope::None, false);
-    let begun = start_fleet(loaded.config, &state, false, go_on, &mut streams).await;
+    let place_of_fleet = FleetPlace {
+        state: &state,
+        is_local: false,
+        role: Role::Editor,
+    };
+    let begun = start_fleet(loaded, place_of_fleet, go_on, &mut streams).await;
     let started = match begun {
         Ok(started) => started,
         Err(exit) => return exit,

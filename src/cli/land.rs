@@ -12,7 +12,7 @@ use super::exit::Exit;
 use super::outside;
 use super::streams::Streams;
 use super::trust::display_path;
-use marshal_config::Config;
+use marshal_config::{Config, DEFAULT, Origin, Sandbox as SandboxProfile};
 use marshal_launch::{self as launch, LaunchPlan, RunError, SandboxSpec, Spawner};
 use marshal_model::limits::{BUNDLE_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::{ExitStatus, SessionId, untrusted};
@@ -134,12 +134,11 @@ struct LandedBranch {
 /// Brings in the branch of `session`.
 pub(super) async fn land_branch(
     state: &Path,
-    config: &Config,
     (session, allow): (&SessionId, &[String]),
     json: bool,
     streams: &mut Streams,
 ) -> Exit {
-    match land_bundle(state, config, (session, allow), streams).await {
+    match land_bundle(state, (session, allow), streams).await {
         Ok(taken) if json => {
             let object = serde_json::json!({
                 "session": session.as_str(),
@@ -178,25 +177,23 @@ pub(super) async fn land_branch(
 
 async fn land_bundle(
     state: &Path,
-    config: &Config,
     (session, allow): (&SessionId, &[String]),
     streams: &mut Streams,
 ) -> Result<LandedBranch, LandBranchError> {
     let bundle = StoredBundle::open(state, session)?;
-    let sandbox = UnpackSandbox::create(config, &bundle)?;
+    let sandbox = UnpackSandbox::create(&bundle)?;
     unpack(&sandbox, (session, allow), streams).await
 }
 
 /// Shows what the branch of a session changes; `None` if the session has no clone.
 pub(super) async fn show_diff(
     state: &Path,
-    config: &Config,
     (session, paths): (&SessionId, &[String]),
     streams: &mut Streams,
 ) -> Option<Exit> {
     let shown = async {
         let bundle = StoredBundle::open(state, session)?;
-        let sandbox = UnpackSandbox::create(config, &bundle)?;
+        let sandbox = UnpackSandbox::create(&bundle)?;
         let listed = sandbox.run(git::unpack(
             bundle.head.pack_offset,
             bundle.ends(),
@@ -205,7 +202,7 @@ pub(super) async fn show_diff(
         if let UnpackOutcome::Checked { paths, .. } = UnpackOutcome::parse(&listed.await?)? {
             outside::list(find_outside(&paths), &mut streams.out);
         }
-        let sandbox = UnpackSandbox::create(config, &bundle)?;
+        let sandbox = UnpackSandbox::create(&bundle)?;
         let text = sandbox
             .run(git::diff(bundle.head.pack_offset, bundle.ends(), paths))
             .await?;
@@ -309,7 +306,7 @@ async fn unpack(
 
 /// Git's sandbox for one bundle, with a directory of its own that is removed afterwards.
 struct UnpackSandbox<'b> {
-    config: &'b Config,
+    profile: SandboxProfile,
     bundle: &'b StoredBundle,
     spawner: Spawner,
     ids: HostIds,
@@ -325,7 +322,7 @@ impl Drop for UnpackSandbox<'_> {
 }
 
 impl<'b> UnpackSandbox<'b> {
-    fn create(config: &'b Config, bundle: &'b StoredBundle) -> Result<Self, LandBranchError> {
+    fn create(bundle: &'b StoredBundle) -> Result<Self, LandBranchError> {
         let spawner = Spawner::start(crate::BUILD).map_err(LandBranchError::Spawner)?;
         let (ids, uid_block) = ids()?;
         let owner = match ids {
@@ -338,7 +335,7 @@ impl<'b> UnpackSandbox<'b> {
         let what = format!("take-{}", uuid::Uuid::now_v7());
         let (part, place) = branch::create_scratch(&bundle.copies, &what, owner)?;
         Ok(Self {
-            config,
+            profile: standard_profile(),
             bundle,
             spawner,
             ids,
@@ -366,7 +363,7 @@ impl<'b> UnpackSandbox<'b> {
     }
 
     fn plan(&self, git: GitCommand) -> Result<LaunchPlan, LandBranchError> {
-        let profile = &self.config.sandboxes["standard"];
+        let profile = &self.profile;
         let tree = |path: &Path, access| -> Result<Tree, LandBranchError> {
             let meta = std::fs::symlink_metadata(path)
                 .map_err(|error| TreeError::at_path("examine", path, error))?;
@@ -407,6 +404,14 @@ impl<'b> UnpackSandbox<'b> {
             preamble: Vec::new(),
         })
     }
+}
+
+/// The profile of git's sandbox: the built-in one, so that no configuration is needed.
+fn standard_profile() -> SandboxProfile {
+    let built_in = Config::parse(DEFAULT, &Origin::built_in("/".into()));
+    let mut sandboxes = built_in.map(|config| config.sandboxes).unwrap_or_default();
+    let profile = sandboxes.remove("standard");
+    profile.unwrap_or_else(|| unreachable!("a test parses the built-in configuration"))
 }
 
 /// The ids of git on this host; for root, a uid that nothing else uses.

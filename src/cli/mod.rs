@@ -40,6 +40,7 @@ mod policy_test_dir;
 mod policy_watch;
 pub mod programs;
 pub mod progress;
+mod project;
 mod prompt;
 pub mod report;
 pub mod results;

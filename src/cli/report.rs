@@ -97,7 +97,7 @@ enum Advice {
 /// Shows the report.
 pub(super) fn report(
     state: &Path,
-    config: &Config,
+    config: Option<&Config>,
     around: &PolicySources<'_>,
     args: &ReportArgs,
     json: bool,
@@ -121,7 +121,7 @@ pub(super) fn report(
 
 fn page(
     state: &Path,
-    config: &Config,
+    config: Option<&Config>,
     around: &PolicySources<'_>,
     args: &ReportArgs,
     streams: &mut Streams,
@@ -203,7 +203,7 @@ impl ReportData {
 fn denied(
     reader: &Reader,
     page: &mut ReportData,
-    config: &Config,
+    config: Option<&Config>,
     around: &PolicySources<'_>,
     streams: &mut Streams,
 ) -> Result<(), JournalError> {
@@ -240,8 +240,9 @@ fn denied(
     let mut kinds: Vec<DeniedGroup> = kinds.into_values().collect();
     kinds.sort_by_key(|kind| std::cmp::Reverse(kind.count));
     kinds.truncate(limits::REPORT_ROWS);
-    let known = known_policies(around, config, streams);
-    let tables = Extractors::load(Some(config), None, streams).ok();
+    let known = config.map(|config| known_policies(around, config, streams));
+    let known = known.unwrap_or_default();
+    let tables = config.and_then(|config| Extractors::load(Some(config), None, streams).ok());
     for kind in kinds {
         let advice = advise(&kind.line, tables.as_ref(), &known);
         page.denied.push((kind, advice));

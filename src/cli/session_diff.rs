@@ -44,7 +44,7 @@ struct ReportedChanges {
 /// Shows what a session changed; `None` if none of its tasks has ended.
 pub(super) fn show(
     state: &Path,
-    config: &Config,
+    config: Option<&Config>,
     (session, paths): (&SessionId, &[String]),
     json: bool,
     streams: &mut Streams,
@@ -166,11 +166,12 @@ struct Trees {
     after: Root,
 }
 
-fn open_trees(changes: &ReportedChanges, config: &Config) -> Result<Option<Trees>, String> {
+fn open_trees(changes: &ReportedChanges, config: Option<&Config>) -> Result<Option<Trees>, String> {
     let Some(copy) = &changes.copy else {
         return Ok(None);
     };
-    let pool = config.pool(&changes.pool).ok_or_else(|| {
+    let pool = config.and_then(|config| config.pool(&changes.pool));
+    let pool = pool.ok_or_else(|| {
         let pool = escape_for_display(&changes.pool, 60);
         format!("the pool {pool} is not in this configuration; name the right file with --config")
     })?;

@@ -13,6 +13,7 @@ use super::doctor::preflight::{self, PreflightError};
 use super::engines::{self, EngineError};
 use super::exit::Exit;
 use super::policies::{self, extractors};
+use super::project::supervisors::Registration;
 use super::{file_store, listeners, policy_watch, programs, secrets};
 use marshal_config::{Config, ConfigErrors, HookTarget, working_dirs};
 use marshal_engine::api::http::Render;
@@ -89,6 +90,8 @@ pub struct RunningFleet {
     pub state: Arc<StateDir>,
     /// Renders `/metrics`.
     pub metrics: Render,
+    /// Its entry in the register of supervisors, which goes with it.
+    pub(super) registration: Option<Registration>,
 }
 
 impl std::fmt::Debug for RunningFleet {
@@ -295,6 +298,7 @@ pub async fn start(
         fleet,
         journal,
         state,
+        registration: None,
     })
 }
 

@@ -1,4 +1,4 @@
-//! Finds the state directory: the configured one, or the one that the environment names.
+//! Finds the state directory of a configuration: the one that it names, or the one of its project.
 //!
 //! Must not know what is in it. This module only names the directory; the code that locks it
 //! creates it.
@@ -7,9 +7,9 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::project;
 use marshal_config::{Config, ConfigErrors, working_dirs};
 use marshal_model::untrusted;
-use marshal_sandbox::state_dir::default_path;
 
 /// Why no state directory can be used. Each is exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -24,18 +24,32 @@ pub enum StateDirError {
     InWorkspace(#[from] Box<ConfigErrors>),
 }
 
-/// The state directory, absolute; it need not exist. `env` reads the environment.
+/// The state directory of the configuration of a project, absolute; it need not exist. `env` reads
+/// the environment.
+///
+/// # Errors
+/// No state directory is named.
+pub fn path(
+    config: &Config,
+    project: &Path,
+    env: impl Fn(&str) -> Option<OsString>,
+) -> Result<PathBuf, StateDirError> {
+    let configured = config.supervisor.state_dir.clone();
+    configured
+        .or_else(|| project::state_of(project, env))
+        .ok_or(StateDirError::Nowhere)
+}
+
+/// The same, if a fleet may use it.
 ///
 /// # Errors
 /// No state directory is named, or it is in a pool's workspace, with links followed.
 pub fn find(
     config: &Config,
+    project: &Path,
     env: impl Fn(&str) -> Option<OsString>,
 ) -> Result<PathBuf, StateDirError> {
-    let dir = match &config.supervisor.state_dir {
-        Some(dir) => dir.clone(),
-        None => default_path(env).map_err(|_| StateDirError::Nowhere)?,
-    };
+    let dir = path(config, project, env)?;
     let real = real(&dir);
     for pool in &config.pools {
         let mut seen = working_dirs(pool).map(|(dir, what)| (self::real(dir), what));
@@ -50,7 +64,11 @@ pub fn find(
             display_path(&dir),
             pool.name
         );
-        let help = "set supervisor.state_dir to a directory outside of every workspace";
+        let help = if config.file.is_none() {
+            "agents would work on all of this directory; change to the directory of a project, or write a configuration there with `marshal init`"
+        } else {
+            "set supervisor.state_dir to a directory outside of every workspace"
+        };
         let key = if config.supervisor.state_dir.is_some() {
             "supervisor.state_dir".to_owned()
         } else {
@@ -103,7 +121,7 @@ mod tests {
     fn the_configuration_goes_before_the_environment_and_the_service_before_the_user() {
         let here = Path::new("/srv/none");
         let check = |keys: &str, pairs: &[(&str, &str)], expect: Option<&str>| {
-            let found = find(&config(here, keys), env(pairs)).ok();
+            let found = find(&config(here, keys), Path::new("/srv/p"), env(pairs)).ok();
             assert_eq!(found.as_deref(), expect.map(Path::new), "{keys} {pairs:?}");
         };
         let all = [
@@ -118,8 +136,8 @@ mod tests {
         );
         check("[supervisor]\nstate_dir = \"\"", &all, Some("/s"));
         check("", &all, Some("/s"));
-        check("", &all[1..], Some("/x/marshal"));
-        check("", &all[2..], Some("/h/.local/state/marshal"));
+        check("", &all[1..], Some("/x/marshal/p-c4cbe899"));
+        check("", &all[2..], Some("/h/.local/state/marshal/p-c4cbe899"));
         check("", &[], None);
         check("", &[("HOME", "relative"), ("XDG_STATE_HOME", "")], None);
     }
@@ -132,7 +150,8 @@ mod tests {
         symlink(dir.join("work"), dir.join("link")).expect("link");
         let refused = |keys: &str, home: &Path| {
             let home = home.to_str().expect("text").to_owned();
-            find(&config(&dir, keys), env(&[("HOME", &home)])).map_err(|error| error.to_string())
+            find(&config(&dir, keys), &dir, env(&[("HOME", &home)]))
+                .map_err(|error| error.to_string())
         };
         let shown = refused("", &dir.join("work")).expect_err("in the workspace");
         assert!(

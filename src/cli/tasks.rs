@@ -84,6 +84,8 @@ impl std::error::Error for TasksError {}
 pub struct TaskContext<'a> {
     /// The pools of the configuration, in order.
     pub pools: &'a [PoolName],
+    /// The pool of the tasks that name none.
+    pub pool: Option<&'a PoolName>,
     /// The directory that paths of arguments and of standard input are relative to; absolute.
     pub directory: &'a Path,
     /// Standard input.
@@ -96,26 +98,37 @@ impl fmt::Debug for TaskContext<'_> {
     }
 }
 
-/// The tasks that were read, and notes about them.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Tasks {
-    /// The tasks, at least one.
-    pub specs: Vec<TaskSpec>,
-    /// Notes, safe to show.
-    pub notes: Vec<String>,
+/// The extensions of files: an argument that is one word and ends so is meant as a file.
+const FILES: &[&str] = &[
+    "jsonl", "ndjson", "json", "md", "txt", "toml", "yaml", "yml",
+];
+
+/// The error of an argument that is meant as a file of tasks or as a plan, and is neither.
+fn not_a_file_of_tasks(argument: &str, directory: &Path) -> Option<&'static str> {
+    let path = Path::new(argument);
+    let extension = path.extension().and_then(|name| name.to_str())?;
+    let is_meant = FILES.contains(&extension) && !argument.contains(char::is_whitespace);
+    let exists = directory.join(path).symlink_metadata().is_ok();
+    match (is_meant, exists) {
+        (false, _) => None,
+        (true, false) => Some("there is no such file; a prompt is more than the name of a file"),
+        (true, true) => Some(
+            "is not a file of tasks: name it FILE.jsonl, with one JSON object per line; a prompt is more than the name of a file",
+        ),
+    }
 }
 
 /// Reads the arguments of `run`: one that names an existing `.jsonl` file is a task file, `-` is
-/// standard input, anything else a prompt.
+/// standard input, anything else a prompt. Returns at least one task.
 ///
 /// # Errors
 /// [`TasksError`] with all errors.
-pub fn read(arguments: &[OsString], context: TaskContext<'_>) -> Result<Tasks, TasksError> {
+pub fn read(arguments: &[OsString], context: TaskContext<'_>) -> Result<Vec<TaskSpec>, TasksError> {
     let mut reader = Reader {
         pools: context.pools,
+        pool: context.pool,
         parsed: Vec::new(),
         problems: Vec::new(),
-        notes: Vec::new(),
         more: 0,
     };
     let mut stdin = Some(context.stdin);
@@ -130,12 +143,13 @@ pub fn read(arguments: &[OsString], context: TaskContext<'_>) -> Result<Tasks, T
         } else if names_file && path.is_file() {
             reader.file(&path, &argument.to_string_lossy());
         } else if let Some(prompt) = argument.to_str() {
-            if names_file && !prompt.contains(char::is_whitespace) {
-                let shown = escape_for_display(prompt, 100);
-                let note = format!("there is no file {shown}, so it is used as a prompt");
-                reader.notes.push(note);
+            match not_a_file_of_tasks(prompt, context.directory) {
+                None => reader.prompt(prompt),
+                Some(why) => {
+                    let shown = escape_for_display(prompt, 100);
+                    reader.problem(&shown, None, why);
+                }
             }
-            reader.prompt(prompt);
         } else {
             let shown = escape_for_display(&argument.to_string_lossy(), 60);
             reader.problem(&shown, None, "is not UTF-8, as a prompt must be");
@@ -166,9 +180,9 @@ struct TaskFields {
 
 struct Reader<'a> {
     pools: &'a [PoolName],
+    pool: Option<&'a PoolName>,
     parsed: Vec<ParsedTask>,
     problems: Vec<Problem>,
-    notes: Vec<String>,
     more: usize,
 }
 
@@ -324,16 +338,18 @@ impl Reader<'_> {
         })
     }
 
-    fn take(&mut self, place: String, id: Option<TaskId>, spec: TaskFields) {
+    fn take(&mut self, place: String, id: Option<TaskId>, mut spec: TaskFields) {
+        spec.pool = spec.pool.or_else(|| self.pool.cloned());
         if spec.pool.is_none() && self.pools.len() != 1 {
-            let message = format!("is needed; {}", pools_there(self.pools));
+            let pools = pools_there(self.pools);
+            let message = format!("is needed; {pools}; --pool NAME is for all tasks");
             self.problem(&place, Some("pool"), message);
             return;
         }
         self.parsed.push(ParsedTask { place, id, spec });
     }
 
-    fn finish(mut self) -> Result<Tasks, TasksError> {
+    fn finish(mut self) -> Result<Vec<TaskSpec>, TasksError> {
         let mut ids: HashSet<TaskId> = HashSet::new();
         let mut twice = Vec::new();
         for found in &self.parsed {
@@ -367,11 +383,7 @@ impl Reader<'_> {
                 more: self.more,
             });
         }
-        let specs = name_all(self.parsed, &ids);
-        Ok(Tasks {
-            specs,
-            notes: self.notes,
-        })
+        Ok(name_all(self.parsed, &ids))
     }
 }
 

@@ -12,11 +12,12 @@ fn pools(names: &[&str]) -> Vec<PoolName> {
 }
 
 /// Reads one task file with these contents, in a directory with a `src` in it.
-fn from_file(contents: impl AsRef<[u8]>, names: &[&str]) -> Result<Tasks, TasksError> {
+fn from_file(contents: impl AsRef<[u8]>, names: &[&str]) -> Result<Vec<TaskSpec>, TasksError> {
     let dir = tempfile::tempdir().expect("directory");
     std::fs::create_dir(dir.path().join("src")).expect("made");
     std::fs::write(dir.path().join("t.jsonl"), contents).expect("written");
     let around = TaskContext {
+        pool: None,
         pools: &pools(names),
         directory: dir.path(),
         stdin: &mut std::io::empty(),
@@ -24,9 +25,10 @@ fn from_file(contents: impl AsRef<[u8]>, names: &[&str]) -> Result<Tasks, TasksE
     read(&["t.jsonl".into()], around)
 }
 
-fn from_arguments(arguments: &[&str], stdin: &str) -> Result<Tasks, TasksError> {
+fn from_arguments(arguments: &[&str], stdin: &str) -> Result<Vec<TaskSpec>, TasksError> {
     let dir = tempfile::tempdir().expect("directory");
     let around = TaskContext {
+        pool: None,
         pools: &pools(&["demo"]),
         directory: dir.path(),
         stdin: &mut stdin.as_bytes(),
@@ -208,7 +210,7 @@ fn bytes_that_are_no_text_and_files_that_are_too_long_are_refused() {
 fn a_whole_task_is_read_as_it_stands() {
     let contents = "\u{feff}{\"id\":\"a.1\",\"prompt\":\"say hi\\nrun ls\",\"pool\":\"demo\",\"workspace\":\"src\",\"attempts\":3,\"priority\":-7,\"check\":[\"make\",\"test\"]}\r\n";
     let tasks = from_file(contents, &["demo", "other"]).expect("read");
-    let [task] = tasks.specs.as_slice() else {
+    let [task] = tasks.as_slice() else {
         panic!("one task");
     };
     assert_eq!(task.id.as_str(), "a.1");
@@ -223,7 +225,7 @@ fn a_whole_task_is_read_as_it_stands() {
     assert_eq!(task.check, Some(vec!["make".to_owned(), "test".to_owned()]));
     let sparse =
         "{\"prompt\":\"p\",\"pool\":null,\"workspace\":null,\"attempts\":null,\"check\":null}";
-    let task = &from_file(sparse, &["demo"]).expect("read").specs[0];
+    let task = &from_file(sparse, &["demo"]).expect("read")[0];
     assert!(task.pool.is_none() && task.workspace.is_none() && task.check.is_none());
 }
 
@@ -232,7 +234,6 @@ fn prompts_files_and_standard_input_go_together_and_ids_do_not_collide() {
     let stdin = "{\"id\":\"task-2\",\"prompt\":\"given\"}\n{\"prompt\":\"made\"}\n";
     let tasks = from_arguments(&["read README.md", "-", "list src"], stdin).expect("read");
     let ids: Vec<(&str, &str)> = tasks
-        .specs
         .iter()
         .map(|spec| (spec.id.as_str(), spec.prompt.raw()))
         .collect();
@@ -245,17 +246,17 @@ fn prompts_files_and_standard_input_go_together_and_ids_do_not_collide() {
             ("task-4", "list src"),
         ]
     );
-    assert!(tasks.notes.is_empty());
 }
 
 #[test]
-fn what_names_no_file_is_a_prompt() {
-    let tasks = from_arguments(&["missing.jsonl", "see missing.jsonl", "src"], "").expect("read");
-    assert_eq!(tasks.specs.len(), 3);
-    assert_eq!(
-        tasks.notes,
-        ["there is no file missing.jsonl, so it is used as a prompt"]
-    );
+fn what_names_no_file_is_a_prompt_unless_it_looks_like_one() {
+    let tasks = from_arguments(&["see missing.jsonl", "src", "v1.2"], "").expect("read");
+    assert_eq!(tasks.len(), 3);
+    for missing in ["missing.jsonl", "tasks/night.json", "plan.md"] {
+        let error = from_arguments(&["say hi", missing], "").expect_err(missing);
+        let wanted = format!("{missing}: there is no such file");
+        assert!(error.to_string().starts_with(&wanted), "{error}");
+    }
 }
 
 #[test]
@@ -272,6 +273,7 @@ fn no_tasks_and_bad_arguments_are_errors() {
         "{error}"
     );
     let around = TaskContext {
+        pool: None,
         pools: &pools(&["demo"]),
         directory: Path::new("/"),
         stdin: &mut std::io::empty(),

@@ -65,6 +65,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use sha2::{Digest as _, Sha256};
 use toml::de::DeTable;
 
 pub use acp::{
@@ -194,6 +195,25 @@ impl Config {
             }
             _ => Err(text.into_errors(errors)),
         }
+    }
+
+    /// The state directory that a file names, whatever else is wrong with the file. `dir` is the
+    /// directory of the file.
+    #[must_use]
+    pub fn state_dir_of(bytes: &[u8], dir: &Path) -> Option<PathBuf> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let (tree, _) = DeTable::parse_recoverable(text);
+        let supervisor = tree.get_ref().get("supervisor")?.get_ref().as_table()?;
+        let state_dir = supervisor.get("state_dir")?.get_ref().as_str()?;
+        let is_path = paths::path_error(state_dir).is_none();
+        is_path.then(|| paths::absolute(dir, state_dir))
+    }
+
+    /// A digest of everything that the configuration says: equal for configurations that do the
+    /// same. Secrets count only by being set.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        hex::encode(Sha256::digest(self.effective().to_toml().as_bytes()))
     }
 
     /// The pool whose workspace contains `path`, by the paths alone (the state directory must be in

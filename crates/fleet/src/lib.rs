@@ -54,7 +54,7 @@ mod views;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use ractor::{Actor, ActorRef};
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -520,6 +520,22 @@ impl FleetHandle {
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.0.shared.config
+    }
+
+    /// The digest of the configuration in force, reloads included.
+    #[must_use]
+    pub fn config_digest(&self) -> String {
+        self.config_digest_lock().clone()
+    }
+
+    /// Sets the digest of the configuration in force, after a reload that applied all of it.
+    pub fn set_config_digest(&self, digest: String) {
+        *self.config_digest_lock() = digest;
+    }
+
+    fn config_digest_lock(&self) -> MutexGuard<'_, String> {
+        let digest = &self.0.shared.config_digest;
+        digest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The stderr of a slot's children: the last lines, then new ones; `None` if there is no such

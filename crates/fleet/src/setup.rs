@@ -116,6 +116,8 @@ pub(crate) struct Shared {
     /// The programs of agents.
     pub(crate) program_records: Arc<ProgramRecords>,
     pub(crate) journal: Journal,
+    /// The digest of the configuration in force; a reload changes it.
+    pub(crate) config_digest: Mutex<String>,
     /// The files of registered workspaces.
     pub(crate) files: WorkspaceFiles,
     pub(crate) host: Arc<dyn Host>,
@@ -165,6 +167,7 @@ impl Shared {
             ProgramRecords::new(setup.state.programs().to_owned(), &setup.marshal);
         let program_records = Arc::new(program_records);
         Self {
+            config_digest: Mutex::new(setup.config.digest()),
             config: setup.config,
             reloads: PolicyReloads::new(setup.policy_reader, &in_force),
             active_policies: in_force,

@@ -145,23 +145,34 @@ fn holder(pid: Option<u32>) -> String {
     )
 }
 
-/// The default path: `$STATE_DIRECTORY` (systemd; the first of several), else
-/// `$XDG_STATE_HOME/marshal`, else `$HOME/.local/state/marshal`. Empty and relative values count as
-/// unset.
-pub fn default_path(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, StateError> {
-    let place = |value: &OsStr| {
-        let path = PathBuf::from(value);
-        path.is_absolute().then_some(path)
-    };
-    let variable_path = |name: &str| variable(name).as_deref().and_then(place);
-    let systemd = variable("STATE_DIRECTORY").and_then(|list| {
-        let first = list.as_bytes().split(|&byte| byte == b':').next()?;
-        place(OsStr::from_bytes(first))
-    });
-    systemd
-        .or_else(|| variable_path("XDG_STATE_HOME").map(|state| state.join("marshal")))
+/// The state directory of a service: `$STATE_DIRECTORY` (systemd; the first of several). Empty and
+/// relative values count as unset.
+pub fn service_path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let list = variable("STATE_DIRECTORY")?;
+    let first = list.as_bytes().split(|&byte| byte == b':').next()?;
+    absolute_path(OsStr::from_bytes(first))
+}
+
+/// The directory of a user's state: `$XDG_STATE_HOME/marshal`, else `$HOME/.local/state/marshal`.
+/// Empty and relative values count as unset.
+pub fn user_path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let variable_path = |name: &str| absolute_path(&variable(name)?);
+    variable_path("XDG_STATE_HOME")
+        .map(|state| state.join("marshal"))
         .or_else(|| variable_path("HOME").map(|home| home.join(".local/state/marshal")))
-        .ok_or(StateError::NoHome)
+}
+
+fn absolute_path(value: &OsStr) -> Option<PathBuf> {
+    Some(PathBuf::from(value)).filter(|path| path.is_absolute())
+}
+
+/// Whether a process uses the state directory now.
+#[must_use]
+pub fn is_locked(state: &Path) -> bool {
+    // A shared lock, and only for a moment: a supervisor that starts meanwhile tries again.
+    std::fs::File::open(state.join(LOCK)).is_ok_and(|file| {
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+    })
 }
 
 /// A state directory, locked by this process until this is dropped.

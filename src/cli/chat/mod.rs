@@ -92,20 +92,27 @@ enum NextStep {
 /// Runs the chat until the user leaves.
 pub(super) async fn run(
     state: &Path,
-    config: &Config,
+    config: Option<&Config>,
     args: &ChatArgs,
     (json, quiet): (bool, bool),
     streams: &mut Streams,
 ) -> Exit {
-    let workspace = match (&args.workspace, config.workspaces.len()) {
+    let names = config
+        .into_iter()
+        .flat_map(|config| config.workspaces.keys());
+    let names: Vec<&WorkspaceName> = names.collect();
+    let workspace = match (&args.workspace, &*names) {
         (Some(name), _) => name.clone(),
-        (None, 1) => match config.workspaces.keys().next() {
-            Some(name) => name.clone(),
-            None => return Exit::Usage,
-        },
+        (None, [only]) => (*only).clone(),
+        (None, []) if config.is_some() => {
+            let text =
+                "error: the configuration has no workspace for chats; add a [workspace.NAME]";
+            streams.err.line(text);
+            return Exit::Usage;
+        }
         (None, _) => {
-            let names = config.workspaces.keys().map(WorkspaceName::as_str);
-            let names = names.collect::<Vec<_>>().join(", ");
+            let names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
+            let names = names.join(", ");
             let text =
                 format!("error: name a workspace with --workspace; the workspaces are: {names}");
             streams.err.line(&text);

@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 pub(super) use client_orders::handle_order;
 
 use super::args::{Cli, Command};
-use super::command::{find_state, report_load_error};
-use super::config_file;
+use super::command::{ClientContext, report_load_error};
 use super::exit::Exit;
 use super::outside;
 use super::policies;
+use super::project::lookup::Need;
 use super::streams::Streams;
 use marshal_config::{Config, ConfigErrors};
 use marshal_model::untrusted::escape_for_display;
@@ -136,24 +136,30 @@ pub(super) fn main(cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exi
 fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, OverlayFailure> {
     let directory = std::env::current_dir()
         .map_err(|_| OverlayFailure::Usage("the current directory cannot be read".to_owned()))?;
-    let loaded = config_file::load(cli.config.as_deref(), &directory)
-        .map_err(|error| OverlayFailure::Reported(report_load_error(&error, cli.json, streams)))?;
-    let config = loaded.config;
-    let state = find_state(&config, streams).map_err(OverlayFailure::Reported)?;
+    let client = ClientContext::find(cli, Need::Records, directory, streams)
+        .map_err(OverlayFailure::Reported)?;
+    let state = &*client.state;
+    let load = |streams: &mut Streams| {
+        let loaded = client.load().map(|loaded| loaded.config);
+        loaded
+            .map_err(|error| OverlayFailure::Reported(report_load_error(&error, cli.json, streams)))
+    };
     match &cli.command {
         Command::Diff(args) => {
-            let overlay = open_overlay(&state, &args.session, streams)?;
+            let overlay = open_overlay(state, &args.session, streams)?;
+            let config = load(streams)?;
             let plan = plan_changes(&overlay, &config, true, &[])?;
             text::diff(&plan, &args.paths, cli.json, streams);
             Ok(Exit::Done)
         }
         Command::Apply(args) => {
-            let overlay = open_overlay(&state, &args.session, streams)?;
+            let overlay = open_overlay(state, &args.session, streams)?;
+            let config = load(streams)?;
             let plan = plan_changes(&overlay, &config, false, &args.allow)?;
             apply_plan(&overlay, &plan, args, cli.json, streams)
         }
         Command::Discard(args) => {
-            let overlay = lock_overlay(&state, &args.session)?;
+            let overlay = lock_overlay(state, &args.session)?;
             // An interrupted apply that cannot be completed must not prevent the discard.
             if let Err(error) = recover(&overlay, streams) {
                 let text = escape_for_display(&error.to_string(), ERROR);

@@ -123,7 +123,7 @@ pub(super) fn learn(
     let tables = Extractors::load(Some(&config), args.of.extractor.as_deref(), streams)?;
     let mut requests = Requests::default();
     let name = base.policy.name().to_owned();
-    for_each_record(&args.of, &config, around, streams, &mut |line| {
+    for_each_record(&args.of, around, &mut |line| {
         if line.policy.name.as_ref() == Some(&name) {
             requests.take(&line, &tables);
         }

@@ -18,6 +18,7 @@ use crate::cli::audit::FilterArgs;
 use crate::cli::audit::record::{ExportedRecord, value};
 use crate::cli::exit::Exit;
 use crate::cli::policies::extractors;
+use crate::cli::project::lookup;
 use crate::cli::streams::Streams;
 use marshal_config::Config;
 use marshal_model::Decision;
@@ -118,14 +119,19 @@ impl Extractors {
 /// Calls back for every recorded request, from a file or from the journal.
 pub(super) fn for_each_record(
     LogArgs { log, filter, .. }: &LogArgs,
-    config: &Config,
     around: &PolicySources<'_>,
-    streams: &mut Streams,
     take: &mut dyn FnMut(ExportedRecord),
 ) -> Result<(), PolicyCommandError> {
     let Some(log) = log else {
-        let state = crate::cli::command::find_state(config, streams)
-            .map_err(PolicyCommandError::Reported)?;
+        let request = lookup::Request {
+            project: None,
+            config: around.config,
+            cwd: &around.directory,
+            need: lookup::Need::Records,
+        };
+        let state = lookup::find(&request, |name| std::env::var_os(name))
+            .map_err(|error| PolicyCommandError::Usage(error.to_string()))?
+            .state;
         let exit_with = |error: crate::cli::events::JournalError| match error.exit() {
             Exit::Usage => PolicyCommandError::Usage(error.to_string()),
             _ => PolicyCommandError::Failed(error.to_string()),
@@ -217,7 +223,7 @@ pub(super) fn replay(
     let tables = Extractors::load(Some(&config), args.of.extractor.as_deref(), streams)?;
     let known = known_policies(around, &config, streams);
     let mut seen = ReplayResult::default();
-    for_each_record(&args.of, &config, around, streams, &mut |line| {
+    for_each_record(&args.of, around, &mut |line| {
         one(line, &new, &tables, &known, &mut seen);
     })?;
     if json {

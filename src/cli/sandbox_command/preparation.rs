@@ -16,7 +16,7 @@ use marshal_launch::{
 };
 use marshal_model::limits::{COPY_FILES, GIT_LIST_BYTES, GIT_LIST_TIMEOUT};
 use marshal_model::{RunId, SessionId, untrusted};
-use marshal_sandbox::state_dir::{StateDir, StateError, default_path};
+use marshal_sandbox::state_dir::{StateDir, StateError, service_path, user_path};
 use marshal_sandbox::uids::{self, LockedBlock, Sources, UidError};
 use marshal_sandbox::workspace::{
     CopyError, FileList, GitDir, Listing, MaskError, Masks, Owner, Root, TreeError, WorkspaceView,
@@ -184,9 +184,10 @@ pub(super) fn check_args<'a>(
     let profile = profile.ok_or_else(|| PrepareError::Profile(args.profile().to_owned()))?;
     let workspace = directory(&args.workspace)?;
     let home = args.home.as_deref().map(directory).transpose()?;
+    let env = |name: &str| std::env::var_os(name);
     let state = match &config.supervisor.state_dir {
         Some(dir) => Some(dir.clone()),
-        None => default_path(|name| std::env::var_os(name)).ok(),
+        None => service_path(env).or_else(|| user_path(env)),
     };
     for path in [Some(&workspace), home.as_ref()].into_iter().flatten() {
         if let Some(state) = state.as_deref().map(state_dir::real)

@@ -34,6 +34,8 @@ pub enum Reply {
         role: Role,
         /// The supervisor's process id.
         pid: u32,
+        /// The digest of its configuration; empty from an older supervisor.
+        configuration: String,
     },
     /// Reply to [`Request::Submit`](super::request::Request::Submit): the tasks are durable.
     Submitted {
@@ -113,6 +115,8 @@ struct ReplyLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pid: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    configuration: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     run: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     accepted: Option<usize>,
@@ -147,6 +151,7 @@ pub fn write_reply(reply: &Reply) -> String {
         role: None,
         pid: None,
         run: None,
+        configuration: None,
         accepted: None,
         session: None,
         conversations: None,
@@ -157,10 +162,15 @@ pub fn write_reply(reply: &Reply) -> String {
         error: None,
     };
     match reply {
-        Reply::Hello { role, pid } => {
+        Reply::Hello {
+            role,
+            pid,
+            configuration,
+        } => {
             line.ok = Some("hello".to_owned());
             line.role = Some(role.to_string());
             line.pid = Some(*pid);
+            line.configuration = Some(configuration.clone());
         }
         Reply::Submitted { run, accepted } => {
             line.ok = Some("submitted".to_owned());
@@ -225,6 +235,7 @@ pub fn read_reply(line: &str) -> Option<Reply> {
         "hello" => Reply::Hello {
             role: Role::parse(&line.role?)?,
             pid: line.pid?,
+            configuration: line.configuration.unwrap_or_default(),
         },
         "submitted" => Reply::Submitted {
             run: RunId::new(&line.run?).ok()?,
@@ -259,6 +270,7 @@ mod tests {
             Reply::Hello {
                 role: Role::Daemon,
                 pid: 7,
+                configuration: "ab12".to_owned(),
             },
             Reply::Submitted { run, accepted: 3 },
             Reply::Watching { accepted: 3 },

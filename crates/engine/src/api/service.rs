@@ -102,6 +102,9 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         cause: ReloadCause,
     ) -> impl Future<Output = Result<usize, String>> + Send;
 
+    /// Returns the digest of the configuration in force.
+    fn config_digest(&self) -> String;
+
     /// Returns whether the fleet accepts work.
     fn readiness(&self) -> Readiness;
 
@@ -229,6 +232,10 @@ impl Fleet for FleetHandle {
 
     fn logs(&self, slot: &SlotId) -> Option<LogTail> {
         self.logs(slot)
+    }
+
+    fn config_digest(&self) -> String {
+        self.config_digest()
     }
 
     fn policy_status(&self) -> PolicyStatus {

@@ -22,7 +22,8 @@ fn the_place_comes_from_systemd_then_xdg_then_home() {
             let found = variables.iter().find(|(n, _)| *n == name);
             found.map(|(_, value)| OsString::from(value))
         };
-        let got = default_path(look).map(|path| path.display().to_string());
+        let got = service_path(&look).or_else(|| user_path(look));
+        let got = got.map(|path| path.display().to_string());
         assert_eq!(got.unwrap_or_default(), expect, "{variables:?}");
     };
     let home = ("HOME", "/home/a");
@@ -57,6 +58,9 @@ fn a_new_state_directory_is_private_and_has_its_parts() {
     }
     assert_eq!(mode(&path.join("lock")), 0o600);
     assert_eq!(state.path(), path);
+    assert!(is_locked(&path));
+    drop(state);
+    assert!(!is_locked(&path) && !is_locked(&path.join("none")));
 }
 
 #[test]

@@ -125,6 +125,7 @@ async fn handle_request<F: Fleet>(
             let hello = Reply::Hello {
                 role: context.role,
                 pid: std::process::id(),
+                configuration: context.fleet.config_digest(),
             };
             reply(lines, hello).await
         }

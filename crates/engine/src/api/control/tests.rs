@@ -154,7 +154,15 @@ async fn the_socket_is_for_its_owner_and_goes_with_its_server() {
     let reply = send(&mut one, "{\"v\":1,\"op\":\"hello\"}").await;
     let pid = std::process::id();
     let role = Role::Daemon;
-    assert_eq!(reply, Reply::Hello { role, pid });
+    let configuration = "digest".to_owned();
+    assert_eq!(
+        reply,
+        Reply::Hello {
+            role,
+            pid,
+            configuration
+        }
+    );
     server.stop.cancel();
     server.done.await.expect("no panic");
     assert!(!path.exists());

@@ -434,6 +434,10 @@ impl Fleet for FakeFleet {
         })
     }
 
+    fn config_digest(&self) -> String {
+        "digest".to_owned()
+    }
+
     fn policy_status(&self) -> PolicyStatus {
         PolicyStatus::default()
     }

@@ -82,6 +82,9 @@ pub(super) async fn reload(app: AppState, _: RequestContext) -> HandlerResult {
         chats.set_config(in_force.clone());
     }
     *now = in_force;
+    if restart.is_empty() {
+        app.fleet.set_config_digest(fresh.digest());
+    }
     let detail = if restart.is_empty() {
         "the configuration file and the policies are in force"
     } else {
