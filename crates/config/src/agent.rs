@@ -141,7 +141,7 @@ fn read_command(pool: &Section<'_>, dir: &Path) -> Option<Vec<Located<String>>> 
             quote(&program.value)
         );
         diagnostics.report(&program.place, message, None);
-    } else if command::is_path(&program.value) {
+    } else if program.value.contains('/') {
         let path = paths::absolute(dir, &program.value);
         program.value = path.to_string_lossy().into_owned();
     }

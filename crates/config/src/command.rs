@@ -2,8 +2,6 @@
 //!
 //! Must not know TOML or processes.
 
-use std::path::Path;
-
 use super::types::Pool;
 
 /// The placeholders that a command may contain.
@@ -127,30 +125,6 @@ pub(super) fn split_placeholders(word: &str) -> Vec<Piece<'_>> {
         pieces.push(Piece::Literal(rest));
     }
     pieces
-}
-
-/// Whether a program is named by its path, not looked for in PATH.
-pub(super) fn is_path(program: &str) -> bool {
-    program.contains('/')
-}
-
-/// Directories that every sandbox has with content, whatever its profile binds: a program below
-/// them may exist inside.
-const SANDBOX_DIRS: &[&str] = &[
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib64",
-    "/workspace",
-    "/home/agent",
-    "/run/marshal",
-];
-
-/// Whether a program's path can exist inside a sandbox with these binds.
-pub(super) fn is_visible_in_sandbox(program: &Path, ro_bind: &[std::path::PathBuf]) -> bool {
-    SANDBOX_DIRS.iter().any(|dir| program.starts_with(dir))
-        || ro_bind.iter().any(|dir| program.starts_with(dir))
 }
 
 #[cfg(test)]

@@ -108,6 +108,20 @@ pub struct ProgramLookup {
     pub tested: String,
 }
 
+impl ProgramLookup {
+    /// Of a program of which only the name is known.
+    #[must_use]
+    pub fn by_name(program: &str) -> Self {
+        Self {
+            program: program.to_owned(),
+            native: Vec::new(),
+            package: String::new(),
+            install: String::new(),
+            tested: String::new(),
+        }
+    }
+}
+
 static ALL: LazyLock<BTreeMap<&'static str, Preset>> = LazyLock::new(|| {
     let read = |(name, text): &(&'static str, &'static str)| Some((*name, read(name, text).ok()?));
     // An unreadable preset is skipped, so a test reads them all.

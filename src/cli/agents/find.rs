@@ -1,5 +1,4 @@
-//! Finds the program of a built-in agent on this host, and the host paths that it needs inside a
-//! sandbox.
+//! Finds the program of an agent on this host, and the host paths that it needs inside a sandbox.
 //!
 //! Agents are npm packages, Python environments or single programs. Must not know pools' other
 //! keys, or how a sandbox is built.
@@ -18,6 +17,17 @@ use marshal_config::{Program, ProgramLookup};
 const SYSTEM: &[&str] = &["/usr/local/bin", "/usr/bin", "/bin"];
 /// The directory that every sandbox has.
 const ALWAYS: &str = "/usr";
+/// Directories that are other ones inside of a sandbox.
+const INSIDE: &[&str] = &[
+    "/workspace",
+    "/home/agent",
+    "/run/marshal",
+    "/tmp",
+    "/proc",
+    "/dev",
+];
+/// The directory of pyenv's programs, which start those of a version.
+const SHIMS: &str = "shims";
 /// The directory of npm packages.
 const MODULES: &str = "node_modules";
 /// The most directories of a `PATH` that are searched.
@@ -71,6 +81,12 @@ pub(in crate::cli) enum Missing {
         /// The searched directories, as text.
         places: String,
     },
+    /// The file of the command does not exist, or is no program.
+    #[error("there is no program at {}", display_path(.0))]
+    NotAt(PathBuf),
+    /// The file of the command is outside of the configuration's directory.
+    #[error("the program {} is outside of the directory of this configuration", display_path(.0))]
+    Outside(PathBuf),
     /// The interpreter of the program does not exist.
     #[error("{} needs the interpreter {interpreter}, which was not found in PATH", display_path(.file))]
     Interpreter {
@@ -118,7 +134,7 @@ pub(in crate::cli) fn find(
     let entry = places
         .iter()
         .map(|place| place.join(&find.program))
-        .find(|file| is_executable(file));
+        .find_map(executable);
     let Some(entry) = entry else {
         return Err(Missing::Nowhere {
             program: find.program.clone(),
@@ -128,7 +144,49 @@ pub(in crate::cli) fn find(
             },
         });
     };
-    let found = inspect(find, &entry, around)?;
+    refuse_wide(inspect(find, &entry, around)?, around)
+}
+
+/// Finds the program of a pool's own command, by its first word. `None` if every sandbox has it, or
+/// if it can only be found inside. `is_discovered`: the configuration was not named by the user, so
+/// it may show only what is in `PATH` or in its own directory.
+pub(in crate::cli) fn find_command(
+    word: &str,
+    is_discovered: bool,
+    around: &SearchPaths,
+) -> Result<Option<FoundProgram>, Missing> {
+    let entry = if word.contains('/') {
+        let path = PathBuf::from(word);
+        let is_inside = INSIDE.iter().any(|dir| path.starts_with(dir));
+        if path.is_relative() || is_inside && !path.exists() {
+            return Ok(None);
+        }
+        let is_own = path.starts_with(&around.dir) || path.starts_with(ALWAYS);
+        if is_discovered && !is_own {
+            return Err(Missing::Outside(path));
+        }
+        executable(path.clone()).ok_or(Missing::NotAt(path))?
+    } else {
+        // Those of the system first: they are what the name means inside.
+        let system = SYSTEM.iter().map(PathBuf::from);
+        let beside = [
+            around.dir.join(MODULES).join(".bin"),
+            around.dir.join(".venv/bin"),
+        ];
+        let mut places = system.chain(beside).chain(around.path.iter().cloned());
+        let entry = places.find_map(|place| executable(place.join(word)));
+        entry.ok_or_else(|| Missing::Nowhere {
+            program: word.to_owned(),
+            places: format!("PATH or in {MODULES} or .venv beside the configuration"),
+        })?
+    };
+    let unknown = ProgramLookup::by_name(word);
+    let found = refuse_wide(inspect(&unknown, &entry, around)?, around)?;
+    Ok(Some(found).filter(|found| !found.program.binds.is_empty()))
+}
+
+/// Refuses a program that needs a directory which an agent must not see as a whole.
+fn refuse_wide(found: FoundProgram, around: &SearchPaths) -> Result<FoundProgram, Missing> {
     let home = around.home.as_deref();
     let is_wide =
         |dir: &&PathBuf| dir.parent().is_none() || home.is_some_and(|home| home.starts_with(dir));
@@ -139,6 +197,31 @@ pub(in crate::cli) fn find(
         }),
         None => Ok(found),
     }
+}
+
+/// The file, if it is a program. For a program of pyenv, which only starts another one: that one.
+fn executable(file: PathBuf) -> Option<PathBuf> {
+    if !is_executable(&file) {
+        return None;
+    }
+    let dir = file.parent()?;
+    let root = dir
+        .parent()
+        .filter(|_| dir.file_name() == Some(OsStr::new(SHIMS)));
+    let Some(root) = root.filter(|root| root.join("versions").is_dir()) else {
+        return Some(file);
+    };
+    let name = file.file_name()?;
+    let global = head(&root.join("version")).unwrap_or_default();
+    let versions = fs::read_dir(root.join("versions")).ok()?.flatten();
+    let mut others: Vec<PathBuf> = versions.map(|entry| entry.path()).collect();
+    others.sort();
+    let preferred = global
+        .lines()
+        .map(|line| root.join("versions").join(line.trim()));
+    let mut candidates = preferred.chain(others.into_iter().rev());
+    candidates
+        .find_map(|version| Some(version.join("bin").join(name)).filter(|file| is_executable(file)))
 }
 
 fn is_executable(file: &Path) -> bool {
@@ -184,10 +267,17 @@ fn inspect(
 }
 
 fn program(argv: Vec<String>, binds: BTreeSet<PathBuf>) -> Program {
-    let hidden = binds.into_iter().filter(|bind| !bind.starts_with(ALWAYS));
+    let mut hidden: Vec<PathBuf> = Vec::new();
+    // In order, so that a directory stands before what is in it.
+    for bind in binds {
+        let is_shown = |dir: &PathBuf| bind.starts_with(dir);
+        if !bind.starts_with(ALWAYS) && !hidden.iter().any(is_shown) {
+            hidden.push(bind);
+        }
+    }
     Program {
         argv,
-        binds: hidden.collect(),
+        binds: hidden,
     }
 }
 
@@ -266,16 +356,36 @@ fn interpreter_of(
     } else {
         let system = SYSTEM.iter().map(PathBuf::from);
         let places = around.path.iter().cloned().chain(system);
-        places
-            .map(|place| place.join(name))
-            .find(|file| is_executable(file))
+        places.map(|place| place.join(name)).find_map(executable)
     };
     let path = path.ok_or_else(missing)?;
     let real = fs::canonicalize(&path).map_err(|_| missing())?;
-    binds.insert(real.clone());
-    let mut argv = vec![text(&real)];
+    let mut argv = Vec::new();
+    let is_python = real
+        .file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with("python"));
+    let library = prefix(&real).filter(|prefix| is_python && !prefix.starts_with(ALWAYS));
+    // Python's own library is beside it.
+    binds.insert(library.unwrap_or_else(|| real.clone()));
+    if is_python && let Some(packages) = user_packages(file, &real) {
+        // Inside, the home is another one, so these packages would not be found.
+        argv.extend([
+            "/usr/bin/env".to_owned(),
+            format!("PYTHONPATH={}", text(&packages)),
+        ]);
+        binds.insert(packages);
+    }
+    argv.push(text(&real));
     argv.extend(arguments.iter().cloned());
     Ok(argv)
+}
+
+/// The packages beside a program that `pip install --user` put there.
+fn user_packages(file: &Path, python: &Path) -> Option<PathBuf> {
+    let library = prefix(file)?.join("lib").join(python.file_name()?);
+    let packages = library.join("site-packages");
+    let is_own = prefix(file) == prefix(python);
+    (packages.is_dir() && !is_own && !packages.starts_with(ALWAYS)).then_some(packages)
 }
 
 /// The Python environment that a program belongs to.

@@ -176,3 +176,84 @@ fn what_would_show_the_home_or_cannot_run_is_refused() {
         "{missing:?}"
     );
 }
+
+/// The program of a command, searched in these directories.
+fn own(word: &str, path: &[PathBuf], dir: &Path) -> Result<Option<FoundProgram>, Missing> {
+    let around = SearchPaths {
+        path: path.to_vec(),
+        dir: dir.to_owned(),
+        home: None,
+    };
+    find_command(word, true, &around)
+}
+
+#[test]
+fn a_command_of_the_system_needs_nothing_and_a_missing_one_is_an_error() {
+    let (_guard, root) = scratch();
+    assert_eq!(own("sh", &[], &root), Ok(None));
+    assert_eq!(own("/usr/bin/env", &[], &root), Ok(None));
+    assert_eq!(own("/workspace/tool", &[], &root), Ok(None));
+    let missing = own("no-such-agent", &[], &root).expect_err("missing");
+    assert!(
+        missing.to_string().contains("was not found in PATH"),
+        "{missing}"
+    );
+    let missing = own("/usr/no/agent", &[], &root).expect_err("missing");
+    assert_eq!(missing, Missing::NotAt("/usr/no/agent".into()));
+    // What the user did not name may show nothing of the host but what is in PATH.
+    let outside = own("/opt/agent/run", &[], &root).expect_err("outside");
+    assert_eq!(outside, Missing::Outside("/opt/agent/run".into()));
+}
+
+#[test]
+fn a_command_of_npm_is_mounted_with_its_packages_and_its_interpreter() {
+    let (_guard, root) = scratch();
+    npm(&root);
+    let node = root.join("node/bin/agentnode");
+    put(&node, "\u{7f}ELF", 0o755);
+    let script = root.join("node_modules/the-agent/cli.js");
+    put(&script, "#!/usr/bin/env agentnode\n", 0o755);
+    let path = [root.join("node/bin")];
+    let found = own("agent", &path, &root)
+        .expect("found")
+        .expect("outside of /usr");
+    assert_eq!(found.program.argv, [text(&node), text(&script)]);
+    assert_eq!(found.program.binds, [node, root.join("node_modules")]);
+}
+
+#[test]
+fn a_command_of_pip_is_mounted_with_the_library_of_its_python() {
+    let (_guard, root) = scratch();
+    // As pyenv has it: what PATH finds only starts the program of a version.
+    let (shims, version) = (root.join("pyenv/shims"), root.join("pyenv/versions/3.11.9"));
+    let python = version.join("bin/python3.11");
+    put(&python, "\u{7f}ELF", 0o755);
+    let shebang = format!("#!{}\n", python.display());
+    put(&version.join("bin/agent"), &shebang, 0o755);
+    put(
+        &shims.join("agent"),
+        "#!/usr/bin/env bash\nexec pyenv\n",
+        0o755,
+    );
+    let found = own("agent", &[shims], &root)
+        .expect("found")
+        .expect("outside of /usr");
+    let file = text(&version.join("bin/agent"));
+    assert_eq!(found.program.argv, [text(&python), file]);
+    assert_eq!(found.program.binds, [version]);
+    // As `pip install --user` does it: the packages are beside the program, not beside Python.
+    let local = root.join("local");
+    let packages = local.join("lib/python3.11/site-packages");
+    fs::create_dir_all(&packages).expect("made");
+    put(&local.join("bin/agent"), &shebang, 0o755);
+    let found = own("agent", &[local.join("bin")], &root)
+        .expect("found")
+        .expect("some");
+    let variable = format!("PYTHONPATH={}", text(&packages));
+    let file = text(&local.join("bin/agent"));
+    assert_eq!(
+        found.program.argv,
+        ["/usr/bin/env", &variable, &text(&python), &file]
+    );
+    assert!(found.program.binds.contains(&packages));
+}

@@ -13,7 +13,7 @@ use self::find::{FoundProgram, Missing, SearchPaths};
 use super::exit::Exit;
 use super::streams::Streams;
 use super::trust::display_path;
-use marshal_config::{Config, Preset, agent_names, agent_preset};
+use marshal_config::{Config, Pool, Preset, agent_names, agent_preset};
 use marshal_model::untrusted::escape_for_display;
 
 /// Columns shown of a text that a package provides.
@@ -52,37 +52,78 @@ fn known(name: &str) -> Result<String, String> {
     }
 }
 
-/// Finds the program of each pool that names a built-in agent, and writes it into the
-/// configuration. Returns the faults as key, message and help.
+/// Finds the program of each pool, and writes it into the configuration. `is_discovered`: the user
+/// did not name the configuration. Returns the faults as key, message and help.
 pub(super) fn find_programs(
     config: &mut Config,
+    is_discovered: bool,
     around: &SearchPaths,
 ) -> Vec<(String, String, Option<String>)> {
     let mut faults = Vec::new();
-    for pool in config.pools.iter_mut().filter(|pool| pool.is_preset) {
-        let find = agent_preset(&pool.agent).and_then(|preset| preset.find.as_ref());
+    for pool in &mut config.pools {
         // With ssh the remote host has the programs, with a container the image has them.
-        let is_here = pool.launcher.uses_host_programs();
-        let Some(find) = find.filter(|_| is_here && !pool.has_own_command) else {
+        if !pool.launcher.uses_host_programs() || pool.is_own_program() {
             continue;
-        };
-        match find::find(find, pool.agent_dir.as_deref(), around) {
-            Ok(found) => pool.program = Some(found.program),
-            Err(missing) => {
+        }
+        let preset = agent_preset(&pool.agent).filter(|_| pool.is_preset && !pool.has_own_command);
+        let found = match preset.map(|preset| preset.find.as_ref()) {
+            Some(None) => continue,
+            Some(Some(find)) => {
+                let install = &find.install;
                 let key = match pool.agent_dir {
                     Some(_) => "agent_dir",
                     None => "agent",
                 };
                 let help = format!(
-                    "install it ({}), or set agent_dir to the directory that has it",
-                    find.install
+                    "install it ({install}), or set agent_dir to the directory that has it"
                 );
+                find::find(find, pool.agent_dir.as_deref(), around)
+                    .map(Some)
+                    .map_err(|missing| (key, missing, help))
+            }
+            None => find_own(pool, is_discovered, around),
+        };
+        match found {
+            Ok(found) => pool.program = found.map(|found| found.program),
+            Err((key, missing, help)) => {
                 let key = format!("pool.{}.{key}", pool.name);
                 faults.push((key, missing.to_string(), Some(help)));
             }
         }
     }
     faults
+}
+
+/// The program of a pool with a command of its own.
+fn find_own(
+    pool: &Pool,
+    is_discovered: bool,
+    around: &SearchPaths,
+) -> Result<Option<FoundProgram>, (&'static str, Missing, String)> {
+    let word = pool.command.first().map_or("", String::as_str);
+    let profile = &pool.sandbox;
+    // Only the agent's own search path says what a name means then.
+    let has_path = pool.env.set.contains_key("PATH");
+    if has_path && !word.contains('/') {
+        return Ok(None);
+    }
+    let found = find::find_command(word, is_discovered, around);
+    // Without a sandbox the name is enough.
+    let found = found.map(|found| found.filter(|_| pool.launcher.has_sandbox()));
+    found.map_err(|missing| {
+        let help = match &missing {
+            Missing::Nowhere { .. } => {
+                "install it, or write the whole path of the program".to_owned()
+            }
+            Missing::Outside(_) => {
+                "name the file with --config, or trust it with `marshal trust`".to_owned()
+            }
+            _ => format!(
+                "what a program needs beside itself can be named in ro_bind of [sandbox.{profile}]"
+            ),
+        };
+        ("command", missing, help)
+    })
 }
 
 /// Runs the command. A configuration is written to `directory`, and packages are looked up there.

@@ -2,13 +2,12 @@
 //!
 //! Must not read a key: it gets the values and their places.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::{BUILT_IN_POLICIES, KeyPlaces, PoolContext, TRUST_HELP, workspace_view};
 use crate::acp;
 use crate::claude;
 use crate::codex;
-use crate::command;
 use crate::error::quote;
 use crate::table::{Diagnostics, Place};
 use crate::timing;
@@ -110,9 +109,6 @@ pub(super) fn check_consistency(
         check_discovered_file(diagnostics, pool, blame, context);
     }
     check_image(diagnostics, pool, blame, context);
-    if pool.launcher.has_sandbox() && pool.launcher.uses_host_programs() {
-        check_program_visible(diagnostics, pool, blame, context);
-    }
 }
 
 /// The pool's guard must exist: an agent that asks, or a sandbox.
@@ -328,32 +324,5 @@ fn check_discovered_file(
     }
     if !pool.workspace.path.starts_with(context.dir) {
         refuse(&blame.path, "a workspace outside its own directory");
-    }
-}
-
-/// A program that is not visible in this profile's sandbox would fail at every start.
-fn check_program_visible(
-    diagnostics: &Diagnostics,
-    pool: &Pool,
-    blame: &KeyPlaces,
-    context: &PoolContext<'_>,
-) {
-    let (Some(place), Some(program)) = (&blame.program, pool.command.first()) else {
-        return;
-    };
-    let Some(profile) = context.sandboxes.get(&pool.sandbox) else {
-        return;
-    };
-    let bare = !command::is_path(program) || program.contains(['{', '}']);
-    if !bare && !command::is_visible_in_sandbox(Path::new(program), &profile.ro_bind) {
-        let message = format!(
-            "the program {} is not visible in the sandbox",
-            quote(program)
-        );
-        let help = format!(
-            "add its directory to ro_bind of [sandbox.{}]; the workspace is /workspace inside",
-            pool.sandbox
-        );
-        diagnostics.report(place, message, Some(help));
     }
 }
