@@ -22,6 +22,7 @@ use super::prompt::PromptArgs;
 use super::report::ReportArgs;
 use super::run_bounds::BoundArgs;
 use super::sandbox_command::SandboxCommand;
+use super::trust_store::TrustArgs;
 use super::{agents, manual, overlay};
 use marshal_model::{PoolName, RunId, SessionId, SlotId};
 
@@ -221,6 +222,12 @@ pub enum Command {
         #[command(subcommand)]
         command: ApiCommand,
     },
+    /// Trust the configuration of this directory as it is now, so that it need not be named with
+    /// --config
+    ///
+    /// Any change of the file revokes it. An untrusted file that is only found may not use the
+    /// network, your keys or files outside of its directory.
+    Trust(TrustArgs),
     /// List the built-in agents, and which of them are installed on this host
     Agents(agents::Args),
     /// Check which sandbox features this host has, and which are missing

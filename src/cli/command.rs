@@ -43,7 +43,7 @@ use super::tasks::{self, TaskContext};
 use super::trust;
 use super::{
     agents, approvals, chat, config_command, daemon_commands, editor, manual, mcp, overlay, policy,
-    prompt, sandbox_command, up,
+    prompt, sandbox_command, trust_store, up,
 };
 
 use marshal_config::{Config, ConfigErrors, LogFormat};
@@ -146,6 +146,9 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             .line("error: the current directory cannot be read");
         return Exit::Usage;
     };
+    if let Command::Trust(args) = &cli.command {
+        return trust_store::run(args, &directory, &mut streams);
+    }
     if let Command::Agents(args) = cli.command {
         return agents::run(args, cli.json, &directory, streams).await;
     }
@@ -586,7 +589,7 @@ async fn run_here(
     mut streams: Streams,
     signals: &mut Signals,
 ) -> Exit {
-    let plan = ListenConfig::from_config(&loaded.config);
+    let plan = ListenConfig::new(&loaded);
     let go_on = match &order.job {
         Job::New(_) => ResumeScope::None,
         Job::Continue { run, .. } => ResumeScope::Run(run.clone()),
@@ -647,7 +650,7 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     };
     start_log(cli, &loaded.config, None, true);
     announce(&loaded, &mut streams);
-    let plan = ListenConfig::from_config(&loaded.config);
+    let plan = ListenConfig::new(&loaded);
     // Before anything is started: an address in use must leave nothing behind.
     let http = match listeners::listen(&plan, Role::Daemon, &mut streams.err).await {
         Ok(http) => http,

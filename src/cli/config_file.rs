@@ -5,15 +5,20 @@
 use std::fmt;
 use std::fs;
 use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::agents::{self, find::SearchPaths};
 use super::project;
 use super::trust::{OpenError, Untrusted, display_path, open_trusted, why};
+use super::trust_store;
 use marshal_config::dialect_definition::DEFINITION_BYTES;
-use marshal_config::{Config, ConfigErrors, DEFAULT, DialectDefinition, Origin, Pool, Ssh};
+use marshal_config::{
+    Config, ConfigErrors, DEFAULT, DialectDefinition, Origin, Pool, Ssh, WorkspaceMode,
+};
 use marshal_model::limits;
+use marshal_sandbox::workspace::branch;
 
 /// The default file in the current directory, or above it in its repository.
 pub const NAME: &str = "supervisor.toml";
@@ -52,6 +57,8 @@ pub struct Loaded {
     pub source: Source,
     /// The project that it configures: the directory of the file, or of the repository.
     pub project: PathBuf,
+    /// The content of its file.
+    pub content: Vec<u8>,
 }
 
 /// Why the configuration cannot be loaded. Each is exit code 2.
@@ -68,6 +75,11 @@ pub enum LoadError {
     /// Another user could have written the file.
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
+    /// Its agents could write the record that it is trusted.
+    #[error(
+        "agents of this configuration could write the record of what you trust; use a smaller workspace, or --config"
+    )]
+    NotKept,
     /// The file has errors.
     #[error(transparent)]
     Faulty(#[from] Box<ConfigErrors>),
@@ -103,21 +115,27 @@ pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
     let parent = path.parent().unwrap_or(cwd);
     let dir = fs::canonicalize(parent).map_err(read_error)?;
     let path = path.file_name().map_or(path.clone(), |name| dir.join(name));
+    let is_trusted = named.is_none() && trust_store::is_trusted(&path, &bytes);
     let origin = Origin {
         file: Some(path.clone()),
         dir: dir.clone(),
-        is_explicit: named.is_some(),
+        is_explicit: named.is_some() || is_trusted,
     };
     let mut config = Config::parse_bytes(&bytes, &origin).map_err(Box::new)?;
     find_programs(&mut config, &origin).map_err(Box::new)?;
     check_files(&config, &origin).map_err(Box::new)?;
     load_dialect_definitions(&mut config)?;
     check_policies(&config).map_err(Box::new)?;
-    Ok(Loaded {
+    let loaded = Loaded {
         config,
         source: source(path),
         project: dir,
-    })
+        content: bytes,
+    };
+    if is_trusted && trust_store::is_writable_by_agents(&loaded) {
+        return Err(LoadError::NotKept);
+    }
+    Ok(loaded)
 }
 
 fn built_in(cwd: &Path) -> Result<Loaded, LoadError> {
@@ -128,6 +146,7 @@ fn built_in(cwd: &Path) -> Result<Loaded, LoadError> {
         config,
         source: Source::BuiltIn,
         project: project::of_directory(cwd),
+        content: Vec::new(),
     })
 }
 
@@ -237,7 +256,8 @@ type ConfigFault = (String, String, Option<String>);
 fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
     let is_found = origin.file.is_some() && !origin.is_explicit;
     let outside = |real: &Path| is_found && !real.starts_with(&origin.dir);
-    let trust = Some("name the file with --config if you trust it");
+    let trust =
+        Some("`marshal trust` says that you trust the file as it is; or name it with --config");
     let mut fault = |key: &str, message: String, help: Option<&str>| {
         let key = format!("pool.{}.{key}", pool.name);
         faults.push((key, message, help.map(str::to_owned)));
@@ -250,6 +270,8 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
     };
     if let Some((message, help)) = directory_fault(workspace, origin) {
         fault("workspace.path", message, help);
+    } else if let Some((message, help)) = mode_fault(pool) {
+        fault("workspace.mode", message, Some(help));
     }
     for (inside, source) in &pool.home_files {
         let key = format!("home_files.{inside}");
@@ -278,6 +300,32 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
     }
 }
 
+/// Why no session could work in the workspace in its mode, and what helps.
+fn mode_fault(pool: &Pool) -> Option<(String, &'static str)> {
+    let path = &pool.workspace.path;
+    let shown = display_path(path);
+    match pool.workspace.mode {
+        WorkspaceMode::Worktree => {
+            let checked = branch::check_repository(path).err()?;
+            Some((
+                format!("{shown}: {checked}"),
+                "or make it one: git init, and a commit",
+            ))
+        }
+        WorkspaceMode::Rw if pool.launcher.has_sandbox() => {
+            let owner = fs::metadata(path).ok()?.uid();
+            let is_root = rustix::process::geteuid().is_root();
+            (is_root && owner == 0).then(|| {
+                (
+                    format!("{shown} belongs to root, and with mode \"rw\" an agent could leave a set-uid program of root there"),
+                    "use mode \"copy\" or \"ro\", or give the directory to another user",
+                )
+            })
+        }
+        _ => None,
+    }
+}
+
 /// The error of a workspace directory, and its help.
 fn directory_fault(path: &Path, origin: &Origin) -> Option<(String, Option<&'static str>)> {
     let is_found = origin.file.is_some() && !origin.is_explicit;
@@ -290,7 +338,12 @@ fn directory_fault(path: &Path, origin: &Origin) -> Option<(String, Option<&'sta
                 "the workspace resolves to {}; a supervisor.toml that is not named with --config must have its workspaces in its own directory",
                 display_path(&real)
             );
-            Some((message, Some("name the file with --config if you trust it")))
+            Some((
+                message,
+                Some(
+                    "`marshal trust` says that you trust the file as it is; or name it with --config",
+                ),
+            ))
         }
         Ok(_) => None,
         Err(error) => {

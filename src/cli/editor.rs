@@ -51,7 +51,7 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
     if !cli.quiet {
         announce(&loaded, &mut streams);
     }
-    let plan = ListenConfig::from_config(&loaded.config);
+    let plan = ListenConfig::new(&loaded);
     let go_on = (ResumeScope::None, false);
     let place_of_fleet = FleetPlace {
         state: &state,

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::agents;
+use super::config_file::{Loaded, Source};
 use super::exit::Exit;
 use super::streams::Output;
 use super::trust::{OpenError, display_path, open_trusted, why};
@@ -35,16 +36,20 @@ pub struct ListenConfig {
     listen: SocketAddr,
     http: HttpConfig,
     tokens: BTreeMap<String, NamedToken>,
+    /// Whether a reload believes the configuration file, because the user named it.
+    is_named: bool,
 }
 
 impl ListenConfig {
     /// From a configuration.
     #[must_use]
-    pub fn from_config(config: &Config) -> Self {
+    pub fn new(loaded: &Loaded) -> Self {
+        let config = &loaded.config;
         Self {
             listen: config.supervisor.listen,
             http: config.http.clone(),
             tokens: config.tokens.clone(),
+            is_named: matches!(loaded.source, Source::Named(_)),
         }
     }
 }
@@ -56,6 +61,7 @@ impl From<SocketAddr> for ListenConfig {
             listen,
             http: HttpConfig::default(),
             tokens: BTreeMap::new(),
+            is_named: false,
         }
     }
 }
@@ -155,7 +161,7 @@ pub fn open_in_state_dir(
     StateListeners {
         tokens: tokens
             .ok()
-            .map(|tokens| (tokens, route_builder(state, fleet))),
+            .map(|tokens| (tokens, route_builder(state, fleet, plan.is_named))),
         socket: socket.ok(),
         chats: None,
         planes: Vec::new(),
@@ -187,7 +193,7 @@ pub struct RouteContext<'a> {
 }
 
 /// The routes of a fleet. Agents' packages may be beside its configuration.
-fn route_builder(state: &Path, fleet: &FleetHandle) -> RouteBuilder {
+fn route_builder(state: &Path, fleet: &FleetHandle, is_named: bool) -> RouteBuilder {
     let fleet = fleet.clone();
     let (state, config) = (state.to_owned(), fleet.config().clone());
     let overlays: v1::OverlayHandler =
@@ -196,7 +202,7 @@ fn route_builder(state: &Path, fleet: &FleetHandle) -> RouteBuilder {
     let directory = file.and_then(Path::parent).unwrap_or(Path::new("/"));
     let directory = directory.to_owned();
     let agents: v1::AgentLister = Arc::new(move || agents::statuses_json(&directory));
-    let rereader = config_reloader(fleet.config());
+    let rereader = config_reloader(fleet.config(), is_named);
     Box::new(move |context, tokens, stop| {
         let host = v1::Host {
             agents,
@@ -210,12 +216,12 @@ fn route_builder(state: &Path, fleet: &FleetHandle) -> RouteBuilder {
 }
 
 /// Reads the configuration file again, with the same checks as at the start.
-fn config_reloader(config: &Config) -> v1::ConfigReloader {
+fn config_reloader(config: &Config, is_named: bool) -> v1::ConfigReloader {
     let file = config.file.clone();
     Arc::new(move || {
         let Some(file) = &file else { return Ok(None) };
         let directory = file.parent().unwrap_or(Path::new("/"));
-        let loaded = config_file::load(Some(file), directory);
+        let loaded = config_file::load(is_named.then_some(file), directory);
         let loaded = loaded.map_err(|error| error.to_string())?;
         let checked = start::check(&loaded.config);
         checked.map_err(|errors| errors.to_string())?;

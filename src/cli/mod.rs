@@ -60,6 +60,7 @@ pub mod streams;
 pub mod table;
 pub mod tasks;
 pub mod trust;
+mod trust_store;
 pub mod up;
 
 pub use exit::Exit;

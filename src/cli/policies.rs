@@ -113,6 +113,15 @@ fn read(config: &Config, seen: &SeenFiles) -> Result<Policies, Box<ConfigErrors>
             }
         }
     }
+    // Policies that no pool uses may have errors too, which would be found only when one does.
+    for name in config.policies.keys() {
+        let is_layer = config.policy_uses.layers.contains(name);
+        if !is_layer && !all.by_name.contains_key(name) && !failed.contains(name.as_str()) {
+            let loaded = load_checked(config, name, None, seen);
+            let fault = |why| (format!("policy.{name}.file"), why, None);
+            faults.extend(loaded.err().map(fault));
+        }
+    }
     if faults.is_empty() {
         Ok(all)
     } else {

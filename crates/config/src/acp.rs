@@ -248,7 +248,10 @@ pub(super) fn read(pool: &Section<'_>, is_discovered: bool) -> Draft {
     if is_discovered && let Some(skips) = &skips {
         let message =
             "a discovered supervisor.toml may not use a mode that skips permission requests";
-        let help = Some("name the file with --config if you trust it".to_owned());
+        let help = Some(
+            "`marshal trust` says that you trust the file as it is; or name it with --config"
+                .to_owned(),
+        );
         pool.diagnostics.report(&skips.place, message, help);
     }
     let reply = pool.keyword("permission_reply", &[]);

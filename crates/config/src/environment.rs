@@ -67,7 +67,10 @@ pub(super) fn read(section: &Section<'_>, is_discovered: bool, dir: &Path) -> En
                 "{} looks like a secret, and a discovered supervisor.toml may not pass secrets",
                 quote(&name.value)
             );
-            let help = Some("name the file with --config if you trust it".to_owned());
+            let help = Some(
+                "`marshal trust` says that you trust the file as it is; or name it with --config"
+                    .to_owned(),
+            );
             section.diagnostics.report(&name.place, message, help);
         }
         if env.pass.contains(&name.value) {
@@ -93,7 +96,7 @@ pub(super) fn read(section: &Section<'_>, is_discovered: bool, dir: &Path) -> En
                     "a discovered supervisor.toml may not use secrets, found {}",
                     quote(source.kind())
                 );
-                let help = Some("name the file with --config if you trust it".to_owned());
+                let help = Some("`marshal trust` says that you trust the file as it is; or name it with --config".to_owned());
                 section.diagnostics.report(&value.place, message, help);
             }
             Some(source) => {

@@ -145,7 +145,8 @@ pub(super) fn read_all(
     let named = section.named_entries(NAME_PATTERN);
     if let Some((_, item)) = named.first().filter(|_| is_discovered) {
         let message = "a discovered supervisor.toml may not use hooks";
-        let help = "name the file with --config if you trust it";
+        let help =
+            "`marshal trust` says that you trust the file as it is; or name it with --config";
         section
             .diagnostics
             .report(&item.place, message, Some(help.to_owned()));

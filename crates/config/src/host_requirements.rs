@@ -240,7 +240,7 @@ fn read_uid_range(section: &Section<'_>, is_discovered: bool) -> Option<UidRange
     let message = match range {
         Some(UidRange::Auto) => return range,
         _ if is_discovered => {
-            "a discovered supervisor.toml may not choose the uids of its agents; name the file with --config if you trust it".to_owned()
+            "a discovered supervisor.toml may not choose the uids of its agents; `marshal trust` says that you trust the file as it is; or name it with --config".to_owned()
         }
         Some(UidRange::Ids { first, last })
             if (MIN_UID..=last).contains(&first) && last <= MAX_UID =>

@@ -551,4 +551,5 @@ fn read_check(section: &Section<'_>) -> Vec<String> {
 }
 
 /// The help for what a discovered file may not do.
-pub(super) const TRUST_HELP: &str = "name the file with --config if you trust it";
+pub(super) const TRUST_HELP: &str =
+    "`marshal trust` says that you trust the file as it is; or name it with --config";

@@ -387,7 +387,7 @@ fn read_secret(section: &Section<'_>, route: &mut Route, is_discovered: bool, di
                     "a discovered supervisor.toml may not use secrets, found {}",
                     quote(source.kind())
                 );
-                let help = Some("name the file with --config if you trust it".to_owned());
+                let help = Some("`marshal trust` says that you trust the file as it is; or name it with --config".to_owned());
                 section.diagnostics.report(&value.place, message, help);
             }
             Some(source) => route.secret = Some(Secret::new(source)),

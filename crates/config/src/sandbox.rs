@@ -226,7 +226,7 @@ fn read_ro_bind(section: &Section<'_>, dir: &Path, is_discovered: bool) -> Optio
             fault.to_owned()
         } else if is_discovered && !path.starts_with(dir) && !is_in_system_program_dir(&path) {
             format!(
-                "a discovered supervisor.toml may bind only programs of the system ({}) and what is below its own directory; name the file with --config if you trust it",
+                "a discovered supervisor.toml may bind only programs of the system ({}) and what is below its own directory; `marshal trust` says that you trust the file as it is; or name it with --config",
                 SYSTEM_PROGRAM_DIRS.join(", ")
             )
         } else if let Some(place) = SANDBOX_MOUNTS.iter().find(own) {

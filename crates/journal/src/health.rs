@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use marshal_model::limits;
-
 /// The journal's state, which callers must check before they begin new work.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Health {
@@ -70,8 +68,6 @@ impl std::fmt::Display for Health {
 pub struct DiskSpace {
     /// Bytes that an unprivileged user may still write.
     pub free: u64,
-    /// The size of the file system.
-    pub total: u64,
 }
 
 impl DiskSpace {
@@ -83,47 +79,18 @@ impl DiskSpace {
         let stat = rustix::fs::statvfs(path)?;
         Ok(Self {
             free: stat.f_bavail.saturating_mul(stat.f_frsize),
-            total: stat.f_blocks.saturating_mul(stat.f_frsize),
         })
     }
 
-    /// Describes a lack of space: less than `least` bytes free, or less than
-    /// [`limits::JOURNAL_FREE_PERCENT`]. `None` if there is enough.
+    /// Describes a lack of space: less than `least` bytes free. `None` if there is enough.
     #[must_use]
     pub fn shortage(self, least: u64) -> Option<String> {
-        let percent_of = self.total / 100 * limits::JOURNAL_FREE_PERCENT;
-        let wanted = least.max(percent_of);
-        (self.free < wanted).then(|| {
+        (self.free < least).then(|| {
             format!(
-                "{} MiB free on the journal's file system, {} MiB required ({} MiB and {} %)",
+                "{} MiB free on the journal's file system, {} MiB required (supervisor.journal.min_free)",
                 self.free >> 20,
-                wanted >> 20,
                 least >> 20,
-                limits::JOURNAL_FREE_PERCENT
             )
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn room_runs_short_below_one_gibibyte_or_five_percent() {
-        let check = |free: u64, total: u64, short: bool| {
-            assert_eq!(
-                DiskSpace { free, total }
-                    .shortage(limits::JOURNAL_FREE_BYTES)
-                    .is_some(),
-                short,
-                "{free} of {total}"
-            );
-        };
-        let gib = 1 << 30;
-        check(gib, 10 * gib, false);
-        check(gib - 1, 10 * gib, true);
-        check(6 * gib, 100 * gib, false);
-        check(4 * gib, 100 * gib, true);
     }
 }

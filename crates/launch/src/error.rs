@@ -1,5 +1,7 @@
 //! Why a child did not start.
 
+use rustix::io::Errno;
+
 use std::time::Duration;
 
 use marshal_model::limits;
@@ -50,6 +52,21 @@ pub enum SpawnError {
     /// The spawner thread has ended, because the supervisor is stopping.
     #[error("the supervisor is stopping and starts no more children")]
     Closed,
+}
+
+impl SpawnError {
+    /// Whether the program is missing, or is none: the next start fails as well.
+    #[must_use]
+    pub fn is_about_program(&self) -> bool {
+        const NOT_STARTABLE: [Errno; 4] =
+            [Errno::NOENT, Errno::ACCESS, Errno::NOEXEC, Errno::NOTDIR];
+        let Self::Exec(failure) = self else {
+            return false;
+        };
+        failure
+            .errno
+            .is_some_and(|errno| NOT_STARTABLE.contains(&Errno::from_raw_os_error(errno)))
+    }
 }
 
 impl SpawnError {

@@ -159,6 +159,7 @@ pub(crate) fn classify_end(
     match cause {
         Some(Cause::Spawn(error)) => {
             end.class = ExitClass::SpawnFailed;
+            end.is_permanent = error.is_about_program();
             end.detail = error.to_string();
         }
         Some(Cause::HandshakeTimeout) => {

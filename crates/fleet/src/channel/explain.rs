@@ -33,7 +33,7 @@ pub(super) fn explain_end(end: &mut ChannelEnd, pool: &Pool, hints: &Hints) {
     let class = hint.and_then(|hint| hint.class);
     let text = hint.map(|hint| hint.text.clone());
     end.shows_rate_limit = shows_rate_limit;
-    end.is_permanent = class == Some(HintClass::Configuration) && !end.was_ready;
+    end.is_permanent |= class == Some(HintClass::Configuration) && !end.was_ready;
     if let Some(ssh) = &pool.ssh {
         explain_ssh_end(end, ssh, class);
     }

@@ -25,9 +25,6 @@ pub const JOURNAL_FREE_BYTES: u64 = 1 << 30;
 /// What one session may journal, in bytes of event bodies, before its child is stopped.
 pub const SESSION_JOURNAL_BYTES: u64 = 256 << 20;
 
-/// Free space, in percent of the file system, below which the journal takes no new work.
-pub const JOURNAL_FREE_PERCENT: u64 = 5;
-
 /// How often the journal looks at the free space and at its file.
 pub const JOURNAL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
