@@ -16,6 +16,7 @@ use super::board::Verbosity;
 use super::chat::ChatArgs;
 use super::events::EventsArgs;
 use super::exit::Exit;
+use super::init::InitArgs;
 use super::policy::PolicyCommand;
 use super::project::lookup::Need;
 use super::prompt::PromptArgs;
@@ -222,6 +223,10 @@ pub enum Command {
         #[command(subcommand)]
         command: ApiCommand,
     },
+    /// Write a first configuration for the project of this directory, and trust it
+    ///
+    /// Finds the repository, the installed agents and what this host can hold.
+    Init(InitArgs),
     /// Trust the configuration of this directory as it is now, so that it need not be named with
     /// --config
     ///

@@ -42,8 +42,8 @@ use super::streams::Streams;
 use super::tasks::{self, TaskContext};
 use super::trust;
 use super::{
-    agents, approvals, chat, config_command, daemon_commands, editor, manual, mcp, overlay, policy,
-    prompt, sandbox_command, trust_store, up,
+    agents, approvals, chat, config_command, daemon_commands, editor, init, manual, mcp, overlay,
+    policy, prompt, sandbox_command, trust_store, up,
 };
 
 use marshal_config::{Config, ConfigErrors, LogFormat};
@@ -146,6 +146,9 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
             .line("error: the current directory cannot be read");
         return Exit::Usage;
     };
+    if let Command::Init(args) = &cli.command {
+        return init::run(args, &directory, &mut streams);
+    }
     if let Command::Trust(args) = &cli.command {
         return trust_store::run(args, &directory, &mut streams);
     }

@@ -26,6 +26,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     (
         "Set up",
         &[
+            "init",
             "trust",
             "config",
             "agents",

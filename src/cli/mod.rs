@@ -26,6 +26,7 @@ pub mod exit;
 mod file_store;
 mod help;
 mod http_client;
+mod init;
 mod land;
 pub mod listeners;
 mod ls;

@@ -63,6 +63,7 @@ pub(super) fn build_pools(
             oldest_queued_at: Mutex::new(None),
             pending_approvals: Mutex::default(),
             sandbox_gaps: Mutex::default(),
+            warned_uncommitted: Mutex::default(),
             phase_and_width: Mutex::new((PoolPhase::Running, config.size)),
             first_slot,
         };

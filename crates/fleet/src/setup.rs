@@ -45,6 +45,7 @@ use marshal_policy::extract::Extractor;
 use marshal_proxy::model_proxy::Upstream;
 use marshal_sandbox::state_dir::StateDir;
 use marshal_sandbox::uids::SlotUids;
+use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
 use marshal_store::Store;
 use marshal_telemetry::event::task::PoolSampled;
 use marshal_telemetry::{PoolMeters, SlotUsage};
@@ -236,6 +237,8 @@ pub(crate) struct PoolShared {
     pub(crate) pending_approvals: Mutex<BTreeSet<(Instant, PermissionRequestId)>>,
     /// The sandbox layers that the newest child lacks; `None` before the first child.
     pub(crate) sandbox_gaps: Mutex<Option<Vec<SandboxGap>>>,
+    /// The commit whose uncommitted changes were warned of: one warning is enough.
+    pub(crate) warned_uncommitted: Mutex<Option<ObjectId>>,
     /// The pool's phase, and how many of its slots receive tasks.
     pub(crate) phase_and_width: Mutex<(PoolPhase, u16)>,
     /// The index of the pool's first slot in the fleet: slot `i` has the uid with index

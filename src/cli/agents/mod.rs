@@ -1,16 +1,15 @@
-//! `agents`: the built-in agents, which of them this host has, and a starting configuration.
+//! `agents`: the built-in agents, and which of them this host has.
 //!
 //! Must not know how an agent is started: `find` locates it, the fleet starts it.
 
 pub(super) mod find;
 mod version;
 
-use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 
 use self::find::{FoundProgram, Missing, SearchPaths};
 use super::exit::Exit;
+use super::init;
 use super::streams::Streams;
 use super::trust::display_path;
 use marshal_config::{Config, Pool, Preset, agent_names, agent_preset};
@@ -21,11 +20,7 @@ const WIDTH: usize = 60;
 
 /// `agents …`
 #[derive(Debug, Clone, clap::Args)]
-#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
-    /// Write a starting configuration for this agent into ./supervisor.toml
-    #[arg(long, value_name = "NAME", value_parser = known)]
-    pub write: Option<String>,
     /// The subcommand
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -42,7 +37,7 @@ pub enum Command {
     },
 }
 
-fn known(name: &str) -> Result<String, String> {
+pub(super) fn known(name: &str) -> Result<String, String> {
     match agent_preset(name) {
         Some(_) => Ok(name.to_owned()),
         None => Err(format!(
@@ -126,15 +121,21 @@ fn find_own(
     })
 }
 
-/// Runs the command. A configuration is written to `directory`, and packages are looked up there.
+/// The agents that are installed on this host, each with the version in its files.
+pub(super) fn installed(around: &SearchPaths) -> Vec<(String, Option<String>)> {
+    let presets = agent_names().into_iter().filter_map(agent_preset);
+    let all = presets.map(|preset| AgentStatus::from_files(preset, around));
+    let here = all.filter(|status| matches!(status.found, Some(Ok(_))));
+    here.map(|status| (status.preset.name.to_owned(), status.version))
+        .collect()
+}
+
+/// Runs the command. Packages are also looked up in `directory`.
 pub(super) async fn run(args: Args, json: bool, directory: &Path, mut streams: Streams) -> Exit {
     let around = SearchPaths::from_process(directory);
-    match (args.write, args.command) {
-        (Some(name), _) => write(&name, directory, &mut streams),
-        (None, Some(Command::Show { name })) => {
-            show_agent(&name, &around, json, &mut streams).await
-        }
-        (None, None) => list(&around, json, &mut streams).await,
+    match args.command {
+        Some(Command::Show { name }) => show_agent(&name, &around, json, &mut streams).await,
+        None => list(&around, json, &mut streams).await,
     }
 }
 
@@ -324,40 +325,9 @@ async fn show_agent(name: &str, around: &SearchPaths, json: bool, streams: &mut 
     for file in preset.home_paths() {
         show("home", &format!("gets {file}"));
     }
-    out.line("\nStarting configuration (written by agents --write):\n");
-    out.text(&starting(name));
+    out.line(&format!(
+        "\nA configuration, which `marshal init --agent {name}` writes with comments:\n"
+    ));
+    out.text(&init::pool_text(name));
     Exit::Done
-}
-
-/// The starting configuration.
-fn starting(name: &str) -> String {
-    format!(
-        "[pool.{name}]\nsize      = 2\nagent     = \"{name}\"\nworkspace = {{ path = \".\", mode = \"copy\" }}\npolicy    = \"autonomous\"\n"
-    )
-}
-
-fn write(name: &str, directory: &Path, streams: &mut Streams) -> Exit {
-    let path = directory.join(super::config_file::NAME);
-    let made = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(starting(name).as_bytes()));
-    match made {
-        Ok(()) => {
-            let path = display_path(&path);
-            streams.err.line(&format!("written: {path}"));
-            streams.err.line(&format!(
-                "next: marshal --config {path} config check, then run \"a prompt\""
-            ));
-            Exit::Done
-        }
-        Err(error) => {
-            let path = display_path(&path);
-            streams
-                .err
-                .line(&format!("error: cannot write {path}: {error}"));
-            Exit::Usage
-        }
-    }
 }

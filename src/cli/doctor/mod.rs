@@ -45,20 +45,11 @@ pub(super) fn run(
         ));
         return Exit::Usage;
     }
-    let state = state.to_string_lossy();
-    let mut needs = needs::of_all(config, &state, only);
-    let (ids, _held) = probe_ids();
-    let asking = ProbeContext {
-        ids,
-        slots: u32::from(config.supervisor.max_children),
-    };
-    let queries = all_queries(&needs, config, &state);
-    let mut found = doctor::probe(Path::new(OWN), asking, &queries);
-    needs.extend(limits::needs_of_all(config, only));
-    found.extend(limits::probe_limits());
-    found.sort_by_key(|(query, _)| query.feature);
-    let rows = doctor::evaluate(&needs, found);
-    let profiles = profiles(config, only, &needs, &rows);
+    let Assessment {
+        needs,
+        rows,
+        profiles,
+    } = assess(config, state, only);
     if json {
         for row in &rows {
             streams.out.json(&table::json(row).to_string());
@@ -84,6 +75,42 @@ pub(super) fn run(
     } else {
         Exit::Done
     }
+}
+
+/// What the profiles need, and what this host has.
+struct Assessment {
+    needs: Vec<Requirement>,
+    rows: Vec<Row>,
+    profiles: Vec<Profile>,
+}
+
+fn assess(config: &Config, state: &Path, only: Option<&str>) -> Assessment {
+    let state = state.to_string_lossy();
+    let mut needs = needs::of_all(config, &state, only);
+    let (ids, _held) = probe_ids();
+    let asking = ProbeContext {
+        ids,
+        slots: u32::from(config.supervisor.max_children),
+    };
+    let queries = all_queries(&needs, config, &state);
+    let mut found = doctor::probe(Path::new(OWN), asking, &queries);
+    needs.extend(limits::needs_of_all(config, only));
+    found.extend(limits::probe_limits());
+    found.sort_by_key(|(query, _)| query.feature);
+    let rows = doctor::evaluate(&needs, found);
+    let profiles = profiles(config, only, &needs, &rows);
+    Assessment {
+        needs,
+        rows,
+        profiles,
+    }
+}
+
+/// What a profile needs and this host does not have.
+pub(super) fn missing(config: &Config, state: &Path, profile: &str) -> Vec<&'static str> {
+    let assessed = assess(config, state, Some(profile));
+    let profiles = assessed.profiles.into_iter();
+    profiles.flat_map(|profile| profile.missing).collect()
 }
 
 /// Every feature that can be probed, in the order of the table.

@@ -5,7 +5,7 @@
 //! mounted read-only. Must not know how a task ends.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::session_tree::{GitSandbox, git_plan};
 use super::{
@@ -67,7 +67,12 @@ pub(super) async fn make_clone(
         .await?;
     let source_head = SourceHead::parse(&output.stdout, output.is_truncated).map_err(bad)?;
     if source_head.is_dirty {
-        tracing::warn!(session = %order.session, workspace = %source.display(), "the workspace has uncommitted changes: they are not in the session's clone");
+        let warned = &pool.warned_uncommitted;
+        let warned = &mut *warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.replace(source_head.head.clone()).as_ref() != Some(&source_head.head) {
+            let workspace = source.display();
+            tracing::warn!(%workspace, "the workspace has uncommitted changes: they are not in the sessions' clones");
+        }
     }
     let record = CloneRecord {
         v: 1,
