@@ -4,10 +4,10 @@
 //! Must not know what an answer does.
 
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Subcommand;
 
+use super::audit::now_us;
 use super::control_client::{Client, ClientError, report_error};
 use super::event_text::time;
 use super::exit::Exit;
@@ -163,13 +163,6 @@ fn rules(rules: &[String]) -> String {
     } else {
         safe(&rules.join(", "), WORD)
     }
-}
-
-fn now_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-    })
 }
 
 /// The time left until the deadline, or when the approval ended.

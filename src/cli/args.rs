@@ -29,12 +29,7 @@ use marshal_model::{PoolName, RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox and under a policy
 #[derive(Debug, Parser)]
-#[command(
-    name = "marshal",
-    version,
-    max_term_width = 100,
-    disable_help_subcommand = true
-)]
+#[command(name = "marshal", version, max_term_width = 100)]
 pub struct Cli {
     /// Configuration file (default: ./supervisor.toml if it exists, else the built-in
     /// configuration)

@@ -6,13 +6,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use super::audit::now_us;
 use marshal_engine::api::run_stream::RunStreamItem;
 use marshal_fleet::{FleetEvent, TaskReport};
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{
     DecidedBy, Decision, Event, PermissionRequestId, SlotId, SlotState, TaskId, TaskOutcome,
-    Verdict,
+    UntrustedText, Verdict,
 };
 
 /// Columns shown of an untrusted word inside a line.
@@ -146,6 +147,14 @@ impl Board {
                 }
                 change
             }
+            FleetEvent::ApprovalPending {
+                slot,
+                request,
+                tool,
+                about,
+                deadline_us,
+                ..
+            } => self.approval_pending((slot, request), tool, about, *deadline_us),
             FleetEvent::PoolPaused { pool, wait } => Change {
                 lines: vec![match wait {
                     Some(wait) => format!(
@@ -157,6 +166,37 @@ impl Board {
                 ..Change::default()
             },
             FleetEvent::TaskEnded(report) => self.end(report),
+        }
+    }
+
+    /// A request that waits for a person, and the command that answers it.
+    fn approval_pending(
+        &mut self,
+        (slot, request): (&SlotId, &PermissionRequestId),
+        tool: &UntrustedText,
+        about: &UntrustedText,
+        deadline_us: i64,
+    ) -> Change {
+        let line = self.line_of(slot);
+        "waits for approval".clone_into(&mut line.doing);
+        let task = line.task.as_ref();
+        let who = task.map_or_else(|| slot.to_string(), ToString::to_string);
+        let left = Duration::from_micros(u64::try_from(deadline_us - now_us()).unwrap_or(0));
+        let (tool, about) = (
+            tool.escape_for_display(WORD),
+            about.escape_for_display(SENTENCE),
+        );
+        Change {
+            lines: vec![
+                format!(
+                    "{who}: waits {} for your approval: {tool}: {about}",
+                    span(left)
+                ),
+                format!("  to answer it: marshal approvals approve {request}, or reject {request}"),
+            ],
+            slot: Some(slot.clone()),
+            alarm: true,
+            ..Change::default()
         }
     }
 

@@ -6,8 +6,9 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use super::audit::now_us;
 use super::event_text;
 use super::exit::Exit;
 use super::since::Since;
@@ -119,13 +120,6 @@ pub fn events(state: &Path, args: &EventsArgs, json: bool, streams: &mut Streams
             error.exit()
         }
     }
-}
-
-fn now_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-    })
 }
 
 fn run(

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use marshal_model::limits::BROADCAST_BYTES;
 use marshal_model::{
-    PoolName, RunId, SessionId, SlotId, SlotState, StampedEvent, TaskId, TaskOutcome,
-    UntrustedText, Usage,
+    PermissionRequestId, PoolName, RunId, SessionId, SlotId, SlotState, StampedEvent, TaskId,
+    TaskOutcome, UntrustedText, Usage,
 };
 
 /// One event for subscribers.
@@ -74,6 +74,21 @@ pub enum FleetEvent {
         state: SlotState,
         /// The reason for a backoff or for parking.
         note: Option<String>,
+    },
+    /// A permission request waits for a person; durable.
+    ApprovalPending {
+        /// The slot whose agent sent the request.
+        slot: SlotId,
+        /// The agent's session.
+        session: SessionId,
+        /// The id that an answer names.
+        request: PermissionRequestId,
+        /// The tool, as the agent calls it.
+        tool: UntrustedText,
+        /// A summary of the request: the words that the policy evaluated.
+        about: UntrustedText,
+        /// When it expires, in microseconds since the Unix epoch.
+        deadline_us: i64,
     },
     /// A pool pauses because of a rate limit of its provider, or the pause has ended.
     PoolPaused {

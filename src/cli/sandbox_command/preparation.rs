@@ -287,7 +287,7 @@ pub(super) fn plan(
         extra_ro: Vec::new(),
         extra_mounts: beside,
         has_sandbox_entry: false,
-        has_terminals: false,
+        has_terminals: matches!(args.launcher, LauncherArg::Unshare),
         listen: Vec::new(),
     })?)
 }

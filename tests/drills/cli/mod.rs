@@ -8,6 +8,7 @@ mod history;
 mod manual;
 mod orders;
 mod policy_tools;
+mod projects;
 mod script_model;
 mod session_diff;
 mod tutorial;

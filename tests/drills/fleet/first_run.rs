@@ -143,6 +143,17 @@ fn a_run_leaves_no_process_behind() {
     }
 }
 
+/// The shells of some agents work only at a terminal.
+#[test]
+fn an_agents_shell_has_a_terminal_of_its_own() {
+    let pool = POOL.replace("\"cautious\"", "\"autonomous\"");
+    for drill in [Drill::new(&pool), Drill::of_nobody(&pool)] {
+        let ran = drill.run(&["run", "--json", "run script -qec tty /dev/null"]);
+        assert_eq!(ran.code, Some(0), "{}", ran.all());
+        assert!(ran.stdout.contains("/dev/pts/0"), "{}", ran.all());
+    }
+}
+
 const POOL: &str = r#"
 [pool.demo]
 size      = 4

@@ -15,7 +15,8 @@ use super::run_stream::RunStreamItem;
 use marshal_fleet::{FleetEvent, ReportError, TaskReport};
 use marshal_journal::codec::{self, Report};
 use marshal_model::{
-    EventId, PoolName, RunId, SessionId, SlotId, SlotState, StampedEvent, TaskId, UntrustedText,
+    EventId, PermissionRequestId, PoolName, RunId, SessionId, SlotId, SlotState, StampedEvent,
+    TaskId, UntrustedText,
 };
 
 /// The format version.
@@ -69,6 +70,14 @@ enum Line<'a> {
         slot: String,
         session: Cow<'a, str>,
         attempt: u32,
+    },
+    Approval {
+        slot: String,
+        session: Cow<'a, str>,
+        request: Cow<'a, str>,
+        tool: Cow<'a, str>,
+        about: Cow<'a, str>,
+        deadline_us: i64,
     },
     Slot {
         slot: String,
@@ -171,6 +180,21 @@ fn notice(notice: &FleetEvent) -> String {
             state: Cow::Borrowed(state.as_str()),
             note: note.as_deref().map(Cow::Borrowed),
         }),
+        FleetEvent::ApprovalPending {
+            slot,
+            session,
+            request,
+            tool,
+            about,
+            deadline_us,
+        } => write(&Line::Approval {
+            slot: slot.to_string(),
+            session: Cow::Borrowed(session.as_str()),
+            request: Cow::Borrowed(request.as_str()),
+            tool: Cow::Borrowed(tool.raw()),
+            about: Cow::Borrowed(about.raw()),
+            deadline_us: *deadline_us,
+        }),
         FleetEvent::PoolPaused { pool, wait } => write(&Line::Paused {
             pool: Cow::Borrowed(pool.as_str()),
             wait_ms: wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
@@ -267,7 +291,8 @@ pub fn read_item(line: &str) -> Result<Option<RunStreamItem>, ViewError> {
     let tag: Tag<'_> = serde_json::from_str(line).map_err(shape)?;
     match tag.kind_of_line.as_ref() {
         "event" => read_event(line),
-        "queued" | "assigned" | "slot" | "ended" | "lagged" | "complete" => {
+        "queued" | "assigned" | "slot" | "approval" | "paused" | "ended" | "lagged"
+        | "complete" => {
             let line: Line<'_> = serde_json::from_str(line).map_err(shape)?;
             read_line(line).map(Some)
         }
@@ -299,6 +324,21 @@ fn read_line(line: Line<'_>) -> Result<RunStreamItem, ViewError> {
             slot: id("slot", &slot, SlotId::parse)?,
             state: word("slot state", &state, SlotState::parse)?,
             note: note.map(Cow::into_owned),
+        }),
+        Line::Approval {
+            slot,
+            session,
+            request,
+            tool,
+            about,
+            deadline_us,
+        } => RunStreamItem::Notice(FleetEvent::ApprovalPending {
+            slot: id("slot", &slot, SlotId::parse)?,
+            session: id("session", &session, SessionId::new)?,
+            request: id("request", &request, PermissionRequestId::new)?,
+            tool: UntrustedText::new(tool),
+            about: UntrustedText::new(about),
+            deadline_us,
         }),
         Line::Paused { pool, wait_ms } => RunStreamItem::Notice(FleetEvent::PoolPaused {
             pool: id("pool", &pool, PoolName::new)?,

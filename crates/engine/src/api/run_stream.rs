@@ -364,7 +364,8 @@ impl Filter {
                 }
             }
             FleetEvent::SessionEvents { slot, session, .. }
-            | FleetEvent::EventsSkipped { slot, session, .. } => {
+            | FleetEvent::EventsSkipped { slot, session, .. }
+            | FleetEvent::ApprovalPending { slot, session, .. } => {
                 self.working.get(slot) == Some(session)
             }
             FleetEvent::SlotChanged { .. } | FleetEvent::PoolPaused { .. } => true,

@@ -11,6 +11,7 @@ mod caches;
 mod runner_dir;
 pub(super) mod session_tree;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,7 +29,8 @@ use super::work::Work;
 use crate::ambient::Ambient;
 use crate::setup::{PoolShared, Shared};
 use marshal_config::{
-    Launcher, Network, OWN_PROGRAM, PlaceholderValues, WorkspaceMode, fill_routes,
+    Launcher, Network, OWN_PROGRAM, PlaceholderValues, Pool as PoolConfig, WorkspaceMode,
+    fill_routes,
 };
 use marshal_dialect::{self as dialect, Attachment, OpenParams};
 use marshal_launch::{LaunchPlan, SandboxSpec};
@@ -342,13 +344,18 @@ pub(crate) async fn prepare(
         let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
         let session = order.session.clone();
         blocking(ambient, move || {
-            let texts = pool.config.home_texts.iter().map(|(inside, text)| {
-                let text = fill_routes(text, &pool.config.routes);
-                (inside.clone(), text)
-            });
+            let mut texts: BTreeMap<String, String> = routed_files(&pool.config);
+            let files = pool.config.home_files.iter();
+            let files = files.filter(|(inside, _)| !texts.contains_key(*inside));
+            let files = files.map(|(inside, path)| (inside.clone(), path.clone()));
+            let files = files.collect();
+            for (inside, text) in &pool.config.home_texts {
+                let filled = || fill_routes(text, &pool.config.routes);
+                texts.entry(inside.clone()).or_insert_with(filled);
+            }
             let filling = HomeContents {
-                files: &pool.config.home_files,
-                texts: &texts.collect(),
+                files: &files,
+                texts: &texts,
             };
             home::prepare(&shared.state, &session, owner, filling)
         })
@@ -552,7 +559,8 @@ fn launch_plan(
                 SandboxUse::Git(git) => git.beside.clone(),
             },
             has_sandbox_entry: what.has_sandbox_entry(),
-            has_terminals: pool.config.launcher == Launcher::Pty
+            // Shells of some agents work only at a terminal. The other launchers cannot make one.
+            has_terminals: matches!(pool.config.launcher, Launcher::Unshare | Launcher::Pty)
                 && matches!(what, SandboxUse::Agent { .. }),
         })?;
         sandbox_builder::build_sandbox(shared, &pool.config, plan, is_git)
@@ -567,6 +575,23 @@ fn launch_plan(
         sandbox: sandbox_spec,
         preamble: Vec::new(),
     })
+}
+
+/// The most bytes of a file of `home_files` in which the addresses of routes are filled in.
+const ROUTED_FILE_BYTES: u64 = 1 << 20;
+
+/// The texts of those `home_files` that name a route, with its address. Others are copied.
+fn routed_files(pool: &PoolConfig) -> BTreeMap<String, String> {
+    let read = |path: &PathBuf| {
+        let is_small = std::fs::metadata(path).is_ok_and(|file| file.len() <= ROUTED_FILE_BYTES);
+        is_small.then(|| std::fs::read_to_string(path).ok())?
+    };
+    let filled = pool.home_files.iter().filter_map(|(inside, path)| {
+        let text = read(path)?;
+        let filled = fill_routes(&text, &pool.routes);
+        (filled != text).then(|| (inside.clone(), filled))
+    });
+    filled.collect()
 }
 
 /// The files that the pool's program needs, at the same paths inside, without those that the

@@ -5,13 +5,14 @@ use tokio::sync::oneshot;
 use super::approvals::PendingRequest;
 use super::outbox::OnDurable;
 use super::state::SessionState;
+use crate::fleet_event::FleetEvent;
 use crate::notification::Notification;
 use marshal_journal::Write;
 use marshal_model::limits::HOOK_SUBJECT_CHARS;
 use marshal_model::{Event, PermissionRequestId, UntrustedText};
 
 impl SessionState {
-    /// Notifies hooks of a pending approval. `until_us` is when it expires, in microseconds since
+    /// Notifies hooks and subscribers of a pending approval. `until_us` is when it expires, in microseconds since
     /// the Unix epoch.
     pub(super) fn notify_approval_pending(
         &self,
@@ -32,6 +33,14 @@ impl SessionState {
         }
         // The notification stays in memory for a minute, so its text is bounded.
         let about: String = about.chars().take(HOOK_SUBJECT_CHARS).collect();
+        self.shared.notify_subscribers(FleetEvent::ApprovalPending {
+            slot: self.work.slot.clone(),
+            session: self.work.session.clone(),
+            request: id.clone(),
+            tool: member.permission_request.tool.clone(),
+            about: UntrustedText::new(about.clone()),
+            deadline_us: until_us,
+        });
         self.shared.hooks.notify(&Notification::ApprovalPending {
             slot: self.work.slot.clone(),
             session: self.work.session.clone(),

@@ -352,6 +352,7 @@ impl PlaneWorker {
             Ok(
                 FleetEvent::TaskQueued { .. }
                 | FleetEvent::SlotChanged { .. }
+                | FleetEvent::ApprovalPending { .. }
                 | FleetEvent::PoolPaused { .. },
             ) => None,
             Err(RecvError::Lagged(_)) => {

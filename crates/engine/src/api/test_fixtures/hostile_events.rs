@@ -232,6 +232,18 @@ pub fn hostile_items(evil: &str) -> (TaskReport, Vec<FleetEvent>) {
             state: SlotState::Parked,
             note: Some(evil.to_owned()),
         },
+        FleetEvent::ApprovalPending {
+            slot: slot(0),
+            session: session.clone(),
+            request: PermissionRequestId::new("r-1").expect("id"),
+            tool: UntrustedText::new(evil),
+            about: UntrustedText::new(evil),
+            deadline_us: 1_700_000_000_000_000,
+        },
+        FleetEvent::PoolPaused {
+            pool: slot(0).pool,
+            wait: Some(std::time::Duration::from_secs(2)),
+        },
     ];
     let at = slot(0);
     let events = [

@@ -31,7 +31,7 @@ const OVERLAP_US: i64 = 10_000_000;
 const MAX_TRACKED_SESSIONS: usize = 10_000;
 
 /// The live events that the fleet's stream has in addition to the events of sessions.
-const NOTICES: [&str; 5] = ["queued", "assigned", "slot", "paused", "ended"];
+const NOTICES: [&str; 6] = ["queued", "assigned", "slot", "approval", "paused", "ended"];
 
 /// Why a stream ends.
 enum StreamEnd {
@@ -451,6 +451,9 @@ impl FleetStream {
                 ("assigned", &slot.pool, Some(session), item(notice))
             }
             FleetEvent::SlotChanged { slot, .. } => ("slot", &slot.pool, None, item(notice)),
+            FleetEvent::ApprovalPending { slot, session, .. } => {
+                ("approval", &slot.pool, Some(session), item(notice))
+            }
             FleetEvent::PoolPaused { pool, .. } => ("paused", pool, None, item(notice)),
             FleetEvent::TaskEnded(report) => {
                 let line = json_lines::item_json(&RunStreamItem::Ended(Arc::clone(report)));

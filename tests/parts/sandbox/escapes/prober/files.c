@@ -195,7 +195,8 @@ ATTEMPT(dev_loop, ROOT, "open /dev/loop-control") { return device("/dev/loop-con
 ATTEMPT(dev_tty, ROOT, "open /dev/tty1") { return device("/dev/tty1", O_RDWR | O_NOCTTY); }
 ATTEMPT(dev_vsock, ROOT, "open /dev/vsock") { return device("/dev/vsock", O_RDWR); }
 ATTEMPT(dev_uffd, ROOT, "open /dev/userfaultfd") { return device("/dev/userfaultfd", O_RDWR); }
-ATTEMPT(dev_ptmx, ROOT, "open /dev/ptmx of the host") { return walled() ? device("/dev/pts/ptmx", O_RDWR | O_NOCTTY) : device("/dev/ptmx", O_RDWR | O_NOCTTY); }
+/* Inside, /dev/ptmx makes terminals of the sandbox's own: only one that exists already is somebody else's. */
+ATTEMPT(dev_ptmx, ROOT, "open a terminal of the host") { return walled() ? device("/dev/pts/0", O_RDWR | O_NOCTTY) : device("/dev/ptmx", O_RDWR | O_NOCTTY); }
 
 /* Bombs end at a bound of their own, beyond every limit of the sandbox. */
 static int fills(const char *directory, long megabytes) {
