@@ -483,6 +483,7 @@ async fn run(
                 RunPlace::Supervisor => {
                     return run::run_on_daemon(client, order, streams, &mut signals).await;
                 }
+                RunPlace::Here => {}
                 RunPlace::Beside(why) => {
                     is_beside = true;
                     streams
@@ -513,6 +514,8 @@ async fn run(
 enum RunPlace {
     /// The supervisor runs them.
     Supervisor,
+    /// This process does.
+    Here,
     /// This process does, with a state directory of its own; the reason.
     Beside(String),
 }
@@ -527,7 +530,9 @@ fn run_place(hello: &Hello, digest: &str, job: &Job) -> RunPlace {
         (Role::Daemon, _) => RunPlace::Beside(format!(
             "the daemon of this project (process {pid}) has another configuration (`marshal reload` or a restart changes that)"
         )),
-        (Role::Run | Role::Editor, _) => RunPlace::Beside(format!(
+        // What it continues is in that state directory, which is in use: the start says so.
+        (Role::Run | Role::Editor, Job::Continue { .. } | Job::Plan(_)) => RunPlace::Here,
+        (Role::Run | Role::Editor, Job::New(_)) => RunPlace::Beside(format!(
             "process {pid} uses the state directory of this project"
         )),
     }

@@ -4,7 +4,7 @@
 
 use super::args::ApiCommand;
 use super::command::{find_state, show};
-use super::config_file::Loaded;
+use super::config_file::{self, Loaded};
 use super::exit::Exit;
 use super::start;
 use super::streams::Streams;
@@ -13,7 +13,9 @@ use marshal_engine::api::v1::openapi;
 
 /// `config check`: prints the errors, or a short description of the configuration.
 pub(super) fn check(loaded: &Loaded, json: bool, streams: &mut Streams) -> Exit {
-    let policies = match start::check(&loaded.config) {
+    let checked = start::check(&loaded.config);
+    let workspaces = || config_file::check_workspaces(&loaded.config);
+    let policies = match checked.and_then(|policies| workspaces().map(|()| policies)) {
         Ok(policies) => policies,
         Err(errors) => {
             show(&errors, json, streams);

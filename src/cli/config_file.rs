@@ -270,8 +270,6 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
     };
     if let Some((message, help)) = directory_fault(workspace, origin) {
         fault("workspace.path", message, help);
-    } else if let Some((message, help)) = mode_fault(pool) {
-        fault("workspace.mode", message, Some(help));
     }
     for (inside, source) in &pool.home_files {
         let key = format!("home_files.{inside}");
@@ -300,29 +298,40 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
     }
 }
 
-/// Why no session could work in the workspace in its mode, and what helps.
-fn mode_fault(pool: &Pool) -> Option<(String, &'static str)> {
-    let path = &pool.workspace.path;
-    let shown = display_path(path);
-    match pool.workspace.mode {
-        WorkspaceMode::Worktree => {
-            let checked = branch::check_repository(path).err()?;
-            Some((
-                format!("{shown}: {checked}"),
-                "or make it one: git init, and a commit",
-            ))
+/// Workspaces in which no session could work in their mode: there is nothing to clone, or the
+/// supervisor is root and so is their owner. Each session would fail; the check finds it before.
+pub(super) fn check_workspaces(config: &Config) -> Result<(), Box<ConfigErrors>> {
+    let is_root = rustix::process::geteuid().is_root();
+    let fault = |pool: &Pool| {
+        let path = pool.local_workspace()?;
+        let shown = display_path(path);
+        match pool.workspace.mode {
+            WorkspaceMode::Worktree => {
+                let checked = branch::check_repository(path).err()?;
+                let help = "or make it one: git init, and a commit";
+                Some((format!("{shown}: {checked}"), help))
+            }
+            WorkspaceMode::Rw if is_root && pool.launcher.has_sandbox() => {
+                let owner = fs::metadata(path).ok()?.uid();
+                let message = format!(
+                    "{shown} belongs to root, and with mode \"rw\" an agent could leave a set-uid program of root there"
+                );
+                let help = "use mode \"copy\" or \"ro\", or give the directory to another user";
+                (owner == 0).then_some((message, help))
+            }
+            _ => None,
         }
-        WorkspaceMode::Rw if pool.launcher.has_sandbox() => {
-            let owner = fs::metadata(path).ok()?.uid();
-            let is_root = rustix::process::geteuid().is_root();
-            (is_root && owner == 0).then(|| {
-                (
-                    format!("{shown} belongs to root, and with mode \"rw\" an agent could leave a set-uid program of root there"),
-                    "use mode \"copy\" or \"ro\", or give the directory to another user",
-                )
-            })
-        }
-        _ => None,
+    };
+    let faults = config.pools.iter().filter_map(|pool| {
+        let (message, help) = fault(pool)?;
+        let key = format!("pool.{}.workspace.mode", pool.name);
+        Some((key, message, Some(help.to_owned())))
+    });
+    let faults: Vec<ConfigFault> = faults.collect();
+    if faults.is_empty() {
+        Ok(())
+    } else {
+        Err(Box::new(config.source_map.locate_errors(faults)))
     }
 }
 

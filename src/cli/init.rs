@@ -83,7 +83,7 @@ fn init(args: &InitArgs, cwd: &Path, streams: &mut Streams) -> Result<Exit, Stri
             "{file} exists; `marshal config check` checks it, and --force replaces it"
         ));
     }
-    let found = look(args, dir)?;
+    let found = look(args, dir);
     let loaded = match write(&found, &file)? {
         Ok(loaded) => loaded,
         Err(error) => return Ok(report_load_error(&error, false, streams)),
@@ -119,28 +119,21 @@ fn init(args: &InitArgs, cwd: &Path, streams: &mut Streams) -> Result<Exit, Stri
 }
 
 /// Looks at the agents and at the host.
-fn look(args: &InitArgs, dir: PathBuf) -> Result<Findings, String> {
+fn look(args: &InitArgs, dir: PathBuf) -> Findings {
     let around = SearchPaths::from_process(&dir);
     let mut installed = agents::installed(&around);
-    let agent = match &args.agent {
-        Some(name) => name.clone(),
-        None => {
-            let has_key = |name: &String| key_of(name, &dir).is_some_and(|(_, is_set)| is_set);
-            let preferred = installed.iter().map(|(name, _)| name);
-            let first = preferred.clone().find(|name| has_key(name));
-            first
-                .or_else(|| preferred.clone().next())
-                .cloned()
-                .unwrap_or_else(|| "script".to_owned())
-        }
-    };
+    let has_key = |name: &&String| key_of(name, &dir).is_some_and(|(_, is_set)| is_set);
+    let names = || installed.iter().map(|(name, _)| name);
+    let named = args.agent.as_ref().or_else(|| names().find(has_key));
+    let agent = named.or_else(|| names().next()).cloned();
+    let agent = agent.unwrap_or_else(|| "script".to_owned());
     let version = installed.iter().find(|(name, _)| *name == agent);
     let version = version.and_then(|(_, version)| version.clone());
     installed.retain(|(name, _)| *name != agent);
     let has_repository = branch::check_repository(&dir).is_ok() && has_commit(&dir);
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     let memory = free_memory().unwrap_or(AGENT_MEMORY);
-    Ok(Findings {
+    Findings {
         dir,
         agent,
         version,
@@ -150,7 +143,7 @@ fn look(args: &InitArgs, dir: PathBuf) -> Result<Findings, String> {
         processors,
         memory,
         is_rehearsal: args.rehearsal,
-    })
+    }
 }
 
 /// Whether some branch has a commit.

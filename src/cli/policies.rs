@@ -115,8 +115,10 @@ fn read(config: &Config, seen: &SeenFiles) -> Result<Policies, Box<ConfigErrors>
     }
     // Policies that no pool uses may have errors too, which would be found only when one does.
     for name in config.policies.keys() {
-        let is_layer = config.policy_uses.layers.contains(name);
-        if !is_layer && !all.by_name.contains_key(name) && !failed.contains(name.as_str()) {
+        // A layer and the site's policy are no policies by themselves.
+        let is_part =
+            config.policy_uses.layers.contains(name) || config.site_policy.as_ref() == Some(name);
+        if !is_part && !all.by_name.contains_key(name) && !failed.contains(name.as_str()) {
             let loaded = load_checked(config, name, None, seen);
             let fault = |why| (format!("policy.{name}.file"), why, None);
             faults.extend(loaded.err().map(fault));

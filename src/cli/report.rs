@@ -416,16 +416,12 @@ fn print_report(page: &ReportData, streams: &mut Streams) {
         .iter()
         .map(|(currency, amount)| format!("{amount:.2} {currency}"));
     let cost: Vec<_> = cost.collect();
-    let cost = if cost.is_empty() {
-        "not reported".to_owned()
-    } else {
-        cost.join(", ")
-    };
+    let reported = (!cost.is_empty()).then(|| format!("{} (as agents report)", cost.join(", ")));
+    spending::push_lines(&page.spent, reported, &mut lines);
     lines.push(format!(
-        "COST       {cost} (as agents report); {} tokens in, {} out",
+        "TOKENS     {} in, {} out (as agents report)",
         page.input, page.output
     ));
-    spending::push_lines(&page.spent, &mut lines);
     lines.push(format!(
         "RETRIES    {} attempts, {} tasks more than once, {} restarts",
         page.attempts, page.retried, page.restarts

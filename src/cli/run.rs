@@ -240,7 +240,7 @@ pub async fn run_on_daemon(
     }
     if let (Job::Continue { run, .. }, true) = (&order.job, order.bounds.is_set()) {
         let text = format!(
-            "error: the daemon resumes run {run} with its original limits; leave out --until, --max-cost and --jobs"
+            "error: the daemon resumes run {run} with its original limits; leave out --until, --max-cost, --max-tokens and --jobs"
         );
         streams.err.line(&text);
         return Exit::Usage;

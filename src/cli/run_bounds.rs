@@ -33,6 +33,10 @@ pub struct BoundArgs {
     #[arg(long, value_name = "DOLLARS", value_parser = cost)]
     pub max_cost: Option<u64>,
 
+    /// Start no more tasks, and cancel running ones, once the run has used this many tokens
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_tokens: Option<u64>,
+
     /// Run at most this many tasks at once, over all pools
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(RUN_JOBS)))]
     pub jobs: Option<u16>,
@@ -57,6 +61,7 @@ impl BoundArgs {
             until_us: until.transpose()?.map(Timestamp::as_microsecond),
             grace_ms: self.grace.map(millis),
             max_cost: self.max_cost,
+            max_tokens: self.max_tokens,
             jobs: self.jobs,
         })
     }

@@ -3,9 +3,12 @@
 //! Must not count anything, nor know where an amount is stored.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
+use serde::Deserialize;
 use toml::de::DeValue;
 
+use super::command::is_script_agent;
 use super::error::quote;
 use super::key_types::ValueType;
 use super::pool::PoolDraft;
@@ -82,7 +85,8 @@ const MAX_PRICE_PER_MILLION: f64 = 100_000.0;
 /// The number of tokens that a price is for.
 const MILLION: u64 = 1_000_000;
 
-/// The price of a model: the row of its name, otherwise the longest matching row with `*`.
+/// The price of a model: the configured row of its name, otherwise the longest matching row with
+/// `*`, otherwise the built-in price.
 #[must_use]
 pub fn find_price<'p>(prices: &'p Prices, model: &str) -> Option<&'p Price> {
     let begins = |name: &str| {
@@ -93,7 +97,80 @@ pub fn find_price<'p>(prices: &'p Prices, model: &str) -> Option<&'p Price> {
         .iter()
         .filter_map(|(name, price)| Some((begins(name)?, price)))
         .max_by_key(|(len, _)| *len);
-    prices.get(model).or(longest.map(|(_, price)| price))
+    prices
+        .get(model)
+        .or(longest.map(|(_, price)| price))
+        .or_else(|| built_in_price(model))
+}
+
+/// The file of built-in prices.
+#[derive(Debug, Deserialize)]
+struct PriceFile {
+    date: String,
+    model: BTreeMap<String, PriceRow>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PriceRow {
+    input: f64,
+    output: f64,
+    cache_read: Option<f64>,
+    cache_write: Option<f64>,
+    /// Where the provider publishes it.
+    source: String,
+}
+
+/// The built-in prices, and the day when they were read, as `YYYY-MM-DD`. A test reads the file, so
+/// it is never empty.
+static BUILT_IN: LazyLock<(String, Prices)> = LazyLock::new(|| {
+    let file = toml::from_str::<PriceFile>(include_str!("prices.toml"));
+    file.map_or_else(
+        |_| (String::new(), Prices::new()),
+        |file| {
+            let rows = file.model.into_iter();
+            let rows = rows.filter_map(|(name, row)| Some((name, row.price()?)));
+            (file.date, rows.collect())
+        },
+    )
+});
+
+impl PriceRow {
+    fn price(&self) -> Option<Price> {
+        let per_token = |dollars: f64| Some(nanos_from_dollars(dollars)?.div_ceil(MILLION));
+        let input = per_token(self.input)?;
+        // A price that nobody can look up is none.
+        let has_source = self.source.starts_with("https://");
+        has_source.then_some(Price {
+            input,
+            output: per_token(self.output)?,
+            cache_read: self.cache_read.map_or(Some(input), per_token)?,
+            cache_write: self.cache_write.map_or(Some(input), per_token)?,
+        })
+    }
+}
+
+/// The built-in price of a model, also for a version of it: its name and a date.
+fn built_in_price(model: &str) -> Option<&'static Price> {
+    let prices = &BUILT_IN.1;
+    let undated = || prices.get(without_date(model)?);
+    prices.get(model).or_else(undated)
+}
+
+/// The name without `-20251001` or `-2025-10-01` at its end.
+fn without_date(model: &str) -> Option<&str> {
+    ["-20251001", "-2025-10-01"].into_iter().find_map(|form| {
+        let (name, date) = model.split_at_checked(model.len().checked_sub(form.len())?)?;
+        let mut pairs = date.bytes().zip(form.bytes());
+        let is_date = pairs.all(|(is, like)| is == like || is.is_ascii_digit() && like != b'-');
+        is_date.then_some(name)
+    })
+}
+
+/// The day when the built-in prices were read, as `YYYY-MM-DD`.
+#[must_use]
+pub fn built_in_prices_date() -> &'static str {
+    &BUILT_IN.0
 }
 
 impl Price {
@@ -236,18 +313,27 @@ pub(super) fn read_prices(section: &Section<'_>) -> Prices {
     prices
 }
 
-/// Whether the cost of a pool's work can be known: a route counts the tokens and there are prices,
-/// or its agent may report a cost, or the tokens it used of a model with a price.
+/// Whether the cost of a pool's work can be known: a route counts the tokens and its model has a
+/// price, or its agent may report a cost, or the tokens it used of a model with a price. The script
+/// agent costs nothing.
 #[must_use]
 pub fn can_know_cost(pool: &Pool, prices: &Prices) -> bool {
-    !prices.is_empty() || pool.dialect.reports_cost()
+    if is_script_agent(&pool.command) {
+        return true;
+    }
+    if pool.routes.is_empty() {
+        return !prices.is_empty() || pool.dialect.reports_cost();
+    }
+    // A model that the pool does not name is checked at its first request.
+    let model = pool.model.as_deref();
+    model.is_none_or(|model| find_price(prices, model).is_some())
 }
 
 /// Whether the cost of a pool is known only from its agent's reports, which its dialect does not
 /// require. Without reports such an agent seems to cost nothing.
 #[must_use]
 pub fn may_report_no_cost(pool: &Pool) -> bool {
-    pool.routes.is_empty() && pool.dialect.reports_cost()
+    pool.routes.is_empty() && pool.dialect.reports_cost() && !is_script_agent(&pool.command)
 }
 
 /// A cost budget that cannot be counted limits nothing, so it is a fault.
@@ -258,12 +344,8 @@ pub(super) fn check_costs_known(root: &Section<'_>, drafts: &[PoolDraft], prices
         let Some(pool) = found.map(|draft| &draft.pool) else {
             continue;
         };
-        if !pool.budget.has_cost() || !prices.is_empty() {
-            continue;
-        }
-        let is_routed = !pool.routes.is_empty();
-        if is_routed || !can_know_cost(pool, prices) {
-            let message = "the pool has a cost budget, but no model has a price: marshal cannot enforce the budget";
+        if pool.budget.has_cost() && !can_know_cost(pool, prices) {
+            let message = "the pool has a cost budget, but its model has no price: marshal cannot enforce the budget";
             let help = "add [price.\"MODEL\"] with input and output, in US dollars per million tokens, for the pool's models, or use a token budget";
             let place = item.section().and_then(|of| of.get("budget"));
             let place = place.unwrap_or(item);
@@ -280,4 +362,45 @@ pub(super) fn dollars_per_million(nano: u64) -> f64 {
 /// A cost as the file has it.
 pub(super) fn cost_in_dollars(nano: u64) -> f64 {
     nano as f64 / NANOS_PER_DOLLAR as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_in_prices_have_a_day_and_apply_to_dated_names_too() {
+        let digits = built_in_prices_date().bytes().filter(u8::is_ascii_digit);
+        assert_eq!(digits.count(), 8, "{}", built_in_prices_date());
+        let file: PriceFile = toml::from_str(include_str!("prices.toml")).expect("read");
+        assert!(file.model.len() > 40);
+        assert_eq!(file.model.len(), BUILT_IN.1.len(), "each can be read");
+        let none = Prices::new();
+        let price = |model: &str| find_price(&none, model).map(|price| (price.input, price.output));
+        assert_eq!(price("gpt-5"), Some((1250, 10_000)));
+        for dated in ["claude-haiku-4-5-20251001", "gpt-5-2026-01-31"] {
+            assert!(price(dated).is_some(), "{dated}");
+        }
+        for other in [
+            "gpt-5-nothing",
+            "claude-haiku-4-5-2025100",
+            "",
+            "-20251001",
+            "é-2025-10-01",
+        ] {
+            assert_eq!(price(other), None, "{other}");
+        }
+        let free = Price {
+            input: 0,
+            output: 0,
+            cache_read: 0,
+            cache_write: 0,
+        };
+        let own = Prices::from([("gpt-*".to_owned(), free)]);
+        assert_eq!(
+            find_price(&own, "gpt-5"),
+            Some(&free),
+            "a configured row goes first"
+        );
+    }
 }

@@ -73,7 +73,9 @@ pub use acp::{
     PermissionReply, ServerKind,
 };
 pub use approval::{ApprovalConfig, Approver, WhenWaiting};
-pub use budget::{PoolBudget, Price, Prices, can_know_cost, find_price, may_report_no_cost};
+pub use budget::{
+    PoolBudget, Price, Prices, built_in_prices_date, can_know_cost, find_price, may_report_no_cost,
+};
 pub use codex::{ApprovalPolicy, CodexSettings};
 pub use command::{OWN_PROGRAM, PlaceholderValues};
 pub use delegate::{Delegate, DelegateTarget};
@@ -209,11 +211,13 @@ impl Config {
         is_path.then(|| paths::absolute(dir, state_dir))
     }
 
-    /// A digest of everything that the configuration says: equal for configurations that do the
-    /// same. Secrets count only by being set.
+    /// A digest of what the configuration does with tasks: equal for configurations that do the
+    /// same. `[supervisor]` does not count, and secrets count only by being set.
     #[must_use]
     pub fn digest(&self) -> String {
-        hex::encode(Sha256::digest(self.effective().to_toml().as_bytes()))
+        let mut table = self.effective().to_table();
+        table.remove("supervisor");
+        hex::encode(Sha256::digest(table.to_string().as_bytes()))
     }
 
     /// The pool whose workspace contains `path`, by the paths alone (the state directory must be in

@@ -97,7 +97,7 @@ use hooks::Hooks;
 use marshal_config::{Config, SessionScope, WorkspaceMode};
 use marshal_journal::{Commit, CommitResult, Journal, Refusal, TaskRow, Write};
 use marshal_model::limits::POOL_QUEUE;
-use marshal_model::{PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
+use marshal_model::{Amount, PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
 use marshal_telemetry::SlotUsage;
 use marshal_telemetry::event::child::SlotStateChanged;
 use marshal_telemetry::event::task::{QueueRejected, TaskQueued};
@@ -285,7 +285,7 @@ impl FleetHandle {
         }
         let (report_sender, reports) = mpsc::channel(tasks.len().max(1));
         let bounds = self.0.shared.run_bounds.take(&run);
-        let limits = self.start_run_limits(&run, bounds, 0);
+        let limits = self.start_run_limits(&run, bounds, Amount::default());
         let open = OpenTasks::with_limits(tasks.len(), false, limits);
         let mut writes = vec![Write::RunBegun {
             run: run.clone(),

@@ -10,7 +10,7 @@ use super::setup::PoolShared;
 use super::{FleetHandle, SubmitError};
 use marshal_config::can_know_cost;
 use marshal_journal::Write;
-use marshal_model::{RunId, TaskSpec};
+use marshal_model::{Amount, RunId, TaskSpec};
 
 impl FleetHandle {
     /// Sets the bounds of a run, before it is submitted or resumed. Not needed for a run without
@@ -24,7 +24,7 @@ impl FleetHandle {
         &self,
         run: &RunId,
         bounds: RunBounds,
-        spent: u64,
+        spent: Amount,
     ) -> Option<Arc<RunLimits>> {
         let pools = self.0.pools.values();
         let pools = pools.map(|entry| entry.actor.clone()).collect();
@@ -43,20 +43,22 @@ impl FleetHandle {
             return Ok(());
         }
         let name = &pool.config.name;
+        let model = pool.config.model.as_deref().unwrap_or("MODEL");
+        let model = marshal_model::untrusted::escape_for_display(model, 80);
         Err(SubmitError::Pool {
             task: spec.id.to_string(),
             why: format!(
-                "the run has a cost limit (--max-cost), and the cost of pool {name} is unknown: add prices for its models, [price.\"MODEL\"]"
+                "the run has a cost limit (--max-cost), and the cost of pool {name} is unknown: add [price.\"{model}\"] with input and output, in US dollars per million tokens, or use --max-tokens instead"
             ),
         })
     }
 
-    /// The bounds of a resumed run, and its cost so far in billionths of a US dollar. Bounds that
+    /// The bounds of a resumed run, and what it has spent so far. Bounds that
     /// are not set now are those of its earlier start.
     pub(super) async fn resume_run_bounds(
         &self,
         run: &RunId,
-    ) -> Result<(RunBounds, u64), SubmitError> {
+    ) -> Result<(RunBounds, Amount), SubmitError> {
         let shared = &self.0.shared;
         let (journal, wanted) = (shared.journal.clone(), run.clone());
         let reading = move || {
@@ -64,7 +66,7 @@ impl FleetHandle {
             let stored = reader.run_limits(&wanted);
             let spent = reader.run_spend(&wanted);
             match (stored, spent) {
-                (Ok(stored), Ok(spent)) => Ok((stored, spent.amount.nanodollars)),
+                (Ok(stored), Ok(spent)) => Ok((stored, spent.amount)),
                 (Err(error), _) | (_, Err(error)) => Err(error.to_string()),
             }
         };

@@ -49,6 +49,8 @@ string_enum!(
         PoolCost = "pool_cost",
         /// Cost of one run.
         MaxCost = "max_cost",
+        /// Tokens of one run.
+        MaxTokens = "max_tokens",
     }
 );
 

@@ -26,6 +26,9 @@ const OWN: &str = "/proc/self/exe";
 /// The uid for probes if no block of uids can be locked: "nobody".
 const NOBODY: u32 = 65_534;
 
+/// After so many days `doctor` warns of the age of the built-in prices.
+const PRICES_DAYS: i64 = 90;
+
 /// Probes the host and prints the table; `only` limits it to one profile.
 pub(super) fn run(
     config: &Config,
@@ -62,6 +65,13 @@ pub(super) fn run(
         for profile in &profiles {
             streams.out.line(&profile.line());
         }
+        if let Some(days) = prices_age(jiff::Timestamp::now()).filter(|days| *days > PRICES_DAYS) {
+            let read = marshal_config::built_in_prices_date();
+            let text = format!(
+                "warning: the built-in prices of models are of {read}, {days} days old: update marshal, or set [price.\"MODEL\"]"
+            );
+            streams.err.line(&text);
+        }
     }
     let pools = rows.iter().any(|row| {
         let of_pools = |need: &&Requirement| need.profile.is_none() && need.query == row.query;
@@ -75,6 +85,13 @@ pub(super) fn run(
     } else {
         Exit::Done
     }
+}
+
+/// How many days the built-in prices are old.
+fn prices_age(now: jiff::Timestamp) -> Option<i64> {
+    let read: jiff::civil::Date = marshal_config::built_in_prices_date().parse().ok()?;
+    let today = now.to_zoned(jiff::tz::TimeZone::UTC).date();
+    Some(i64::from((today - read).get_days()))
 }
 
 /// What the profiles need, and what this host has.
@@ -242,4 +259,18 @@ fn profiles(
             profile
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_age_of_the_prices_is_counted_in_days() {
+        let read = marshal_config::built_in_prices_date();
+        let at: jiff::Timestamp = format!("{read}T12:00:00Z").parse().expect("a time");
+        assert_eq!(prices_age(at), Some(0));
+        let later = at + jiff::SignedDuration::from_hours(24 * 91);
+        assert!(prices_age(later).is_some_and(|days| days > PRICES_DAYS));
+    }
 }

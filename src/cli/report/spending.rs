@@ -48,16 +48,22 @@ fn describe_spend(of: StoredSpend) -> String {
     )
 }
 
-/// Lines for a person: the total, then each pool.
-pub(super) fn push_lines(pools: &BTreeMap<String, StoredSpend>, lines: &mut Vec<String>) {
+/// Lines for a person: the total, then each pool. What agents report stands alone only where nothing
+/// was recorded.
+pub(super) fn push_lines(
+    pools: &BTreeMap<String, StoredSpend>,
+    reported: Option<String>,
+    lines: &mut Vec<String>,
+) {
     if pools.is_empty() {
-        lines.push(
-            "SPENT      nothing recorded; usage is recorded only with a budget or a price"
-                .to_owned(),
-        );
+        let unknown =
+            "unknown: no agent reported it, and usage is recorded only with a budget or a [price]";
+        let cost = reported.unwrap_or_else(|| unknown.to_owned());
+        lines.push(format!("COST       {cost}"));
         return;
     }
-    lines.push(format!("SPENT      {}", describe_spend(total(pools))));
+    lines.push(format!("COST       {}", describe_spend(total(pools))));
+    lines.extend(reported.map(|reported| format!("  {reported}")));
     for (pool, of) in pools {
         lines.push(format!(
             "  {}: {}",

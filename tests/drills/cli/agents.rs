@@ -104,7 +104,7 @@ fn a_written_configuration_runs_and_no_other_is_overwritten() {
     fs::create_dir_all(&work).expect("a directory");
     fs::write(work.join("README.md"), "# A project\n").expect("a file");
     let path = "/usr/local/bin:/usr/bin:/bin";
-    let wrote = marshal(&work, path, &["agents", "--write", "script"]);
+    let wrote = marshal(&work, path, &["init", "--agent", "script"]);
     assert_eq!(wrote.status.code(), Some(0), "{}", err(&wrote));
     let file = work.join("supervisor.toml");
     assert!(
@@ -113,8 +113,11 @@ fn a_written_configuration_runs_and_no_other_is_overwritten() {
         err(&wrote)
     );
     let text = fs::read_to_string(&file).expect("supervisor.toml");
-    assert!(text.starts_with("[pool.script]\n"), "{text}");
-    assert!(text.contains("policy    = \"autonomous\""), "{text}");
+    assert!(
+        text.contains("\n[pool.script]\nagent = \"script\"\n"),
+        "{text}"
+    );
+    assert!(text.contains("\npolicy = \"autonomous\"\n"), "{text}");
 
     let file_name = file.to_str().expect("a path");
     let checked = marshal(&work, path, &["--config", file_name, "config", "check"]);
@@ -127,12 +130,8 @@ fn a_written_configuration_runs_and_no_other_is_overwritten() {
     // Its policy relies on the sandbox: where that does not confine the agent, nothing starts.
     for (from, to, missing) in [
         ("mode = \"copy\"", "mode = \"rw\"", "private_workspace"),
-        (
-            "agent     =",
-            "network = \"host\"\nagent     =",
-            "confined_network",
-        ),
-        ("agent     =", "launcher = \"none\"\nagent     =", "no_gaps"),
+        ("agent =", "network = \"host\"\nagent =", "confined_network"),
+        ("agent =", "launcher = \"none\"\nagent =", "no_gaps"),
     ] {
         let other = dir.path().join("weaker.toml");
         let weaker = text.replace("path = \".\"", "path = \"project\"");
@@ -150,16 +149,16 @@ fn a_written_configuration_runs_and_no_other_is_overwritten() {
     }
 
     // A second one is refused, whatever it would write; the first stays.
-    let again = marshal(&work, path, &["agents", "--write", "codex"]);
+    let again = marshal(&work, path, &["init", "--agent", "codex"]);
     assert_eq!(again.status.code(), Some(2), "{}", err(&again));
-    assert!(err(&again).contains("cannot write"), "{}", err(&again));
+    assert!(err(&again).contains("--force"), "{}", err(&again));
     assert!(err(&again).contains("exists"), "{}", err(&again));
     assert_eq!(fs::read_to_string(&file).expect("still there"), text);
 
     // A name that is none is told what there is, and nothing is written.
     let other = dir.path().join("other");
     fs::create_dir_all(&other).expect("a directory");
-    let unknown = marshal(&other, path, &["agents", "--write", "codecs"]);
+    let unknown = marshal(&other, path, &["init", "--agent", "codecs"]);
     assert_eq!(unknown.status.code(), Some(2), "{}", err(&unknown));
     assert!(err(&unknown).contains("codex"), "{}", err(&unknown));
     assert!(!other.join("supervisor.toml").exists());

@@ -273,7 +273,7 @@ fn a_second_run_is_told_who_holds_the_state_and_may_work_beside_it() {
         !drill.agents().is_empty()
     });
     let pid = first.pid().to_string();
-    exits(&drill.run(&["run", "say hi"]), 3, &[&pid, "--local"]);
+    exits(&drill.run(&["run", "say hi"]), 0, &[&pid, "beside it"]);
     exits(&drill.run(&["up"]), 3, &[&pid]);
     exits(&drill.run(&["run", "--local", "say hi"]), 0, &[]);
     is_up(&mut first);

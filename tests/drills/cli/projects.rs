@@ -251,9 +251,12 @@ fn trust_lasts_until_the_file_changes() {
 fn what_a_start_would_refuse_is_found_by_the_check() {
     let user = User::new();
     let dir = user.project("one", "");
-    let check = |text: &str, part: &str| {
+    let check_only = |text: &str, part: &str| {
         fs::write(dir.join("supervisor.toml"), text).expect("written");
         exits(&user.run(&dir, &["config", "check"]), 2, &[part]);
+    };
+    let check = |text: &str, part: &str| {
+        check_only(text, part);
         exits(&user.run(&dir, &["run", "say hi"]), 2, &[part]);
     };
     check(
@@ -261,10 +264,13 @@ fn what_a_start_would_refuse_is_found_by_the_check() {
         "no-such-agent was not found in PATH",
     );
     fs::create_dir(dir.join("plain")).expect("made");
-    check(
-        "[pool.a]\nagent = \"script\"\nworkspace = { path = \"plain\", mode = \"worktree\" }\n",
-        "it has no git repository",
-    );
+    let pool = |mode: &str| {
+        format!(
+            "[pool.a]\nagent = \"script\"\nworkspace = {{ path = \"plain\", mode = \"{mode}\" }}\n"
+        )
+    };
+    check_only(&pool("worktree"), "it has no git repository");
+    check_only(&pool("rw"), "belongs to root");
     fs::write(dir.join("bad.toml"), "nonsense = 1\n").expect("written");
     check(
         "[policy.unused]\nfile = \"../bad.toml\"\n[pool.a]\nagent = \"script\"\nworkspace = { path = \"plain\", mode = \"copy\" }\n",
@@ -342,4 +348,50 @@ fn a_client_says_at_once_which_command_answers_a_pending_approval() {
         "{text}"
     );
     drop(daemon);
+}
+
+/// The command of the README, with its configuration and with each preset.
+#[test]
+fn the_command_of_a_night_works_with_the_readme_and_with_each_preset() {
+    let user = User::new();
+    let night = ["run", "--until", "07:00", "--max-cost", "40", "--jobs", "8"];
+    let dir = user.project("one", "");
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("supervisor.toml");
+    fs::copy(shipped, dir.join("supervisor.toml")).expect("copied");
+    let tasks = "{\"prompt\": \"read README.md\"}\n{\"prompt\": \"list src\"}\n";
+    fs::write(dir.join("tasks.jsonl"), tasks).expect("written");
+    let ran = user.run(&dir, &[&night[..], &["tasks.jsonl"]].concat());
+    exits(&ran, 0, &[]);
+    assert!(!ran.stderr.contains("warning"), "{}", ran.all());
+    // A preset needs its agent: the program here is one in its place, which the kernel does not
+    // start. What is tested is that no price is missing before the first task.
+    let bin = dir.join("node_modules/.bin");
+    fs::create_dir_all(&bin).expect("made");
+    for (agent, program) in [
+        ("claude", "claude-agent-acp"),
+        ("claude-code", "claude"),
+        ("codex", "codex-acp"),
+        ("codex-app-server", "codex"),
+        ("gemini", "gemini"),
+        ("hermes", "hermes"),
+        ("opencode", "opencode"),
+    ] {
+        let file = bin.join(program);
+        fs::write(&file, "no program\n").expect("written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&file, mode).expect("chmod");
+        let init = user.run(&dir, &["init", "--agent", agent, "--rehearsal", "--force"]);
+        assert!(matches!(init.code, Some(0 | 1)), "{agent}: {}", init.all());
+        let ran = user.run(&dir, &[&night[..], &["say hi"]].concat());
+        assert_eq!(ran.code, Some(1), "{agent}: {}", ran.all());
+        assert!(!ran.all().contains("price"), "{agent}: {}", ran.all());
+        assert!(ran.stdout.contains("failed"), "{agent}: {}", ran.all());
+    }
+    // A model without a price stops the run before its first task, with one message.
+    let text = fs::read_to_string(dir.join("supervisor.toml")).expect("read");
+    let text = text.replace("size =", "model = \"no-such-model\"\nsize =");
+    fs::write(dir.join("supervisor.toml"), text).expect("written");
+    exits(&user.run(&dir, &["trust"]), 0, &[]);
+    let ran = user.run(&dir, &[&night[..], &["say hi", "say ho"]].concat());
+    exits(&ran, 2, &["[price.\"no-such-model\"]", "--max-tokens"]);
 }

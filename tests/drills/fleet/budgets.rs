@@ -126,13 +126,6 @@ fn a_model_without_a_price_does_not_pass_a_budget_of_cost() {
     assert_eq!(ran.code, Some(1), "{}", ran.all());
     assert!(ran.stdout.contains("the model said 402"), "{}", ran.all());
     assert_eq!(provider.got().len(), 0);
-    // And without any price the file is refused.
-    let text = fs::read_to_string(drill.config()).expect("the file");
-    let without = text.replace("[price.other]\ninput = 1\noutput = 1", "");
-    fs::write(drill.config(), without).expect("the file");
-    let ran = drill.run(&["config", "check"]);
-    assert_eq!(ran.code, Some(2), "{}", ran.all());
-    assert!(ran.all().contains("no model has a price"), "{}", ran.all());
 }
 
 #[test]
@@ -170,14 +163,40 @@ fn a_runs_cost_ends_it_and_what_was_not_begun_is_skipped() {
 
 #[test]
 fn a_cost_that_only_its_agent_could_tell_is_warned_of_before_the_run() {
-    let drill = scripted("acp", "", "turn_tokens = 1000000");
+    // The script agent costs nothing, so another program has its place.
+    let drill = Drill::new(&stranger("acp"));
     let warning = "warning: --max-cost may not be enforced for pool demo";
     let ran = drill.run(&["--quiet", "run", "--max-cost", "40", "say hi"]);
-    assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert!(ran.stderr.contains(warning), "{}", ran.all());
     let ran = drill.run(&["run", "--jobs", "1", "say hi"]);
-    assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert!(!ran.stderr.contains("--max-cost"), "{}", ran.all());
+    let script = scripted("acp", "", "turn_tokens = 1000000");
+    let ran = script.run(&["run", "--max-cost", "40", "say hi"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    assert!(!ran.stderr.contains(warning), "{}", ran.all());
+}
+
+/// A pool whose program cannot be started.
+fn stranger(dialect: &str) -> String {
+    format!(
+        "[pool.demo]\ncommand = [\"/workspace/none\"]\ndialect = \"{dialect}\"\nworkspace = {{ path = \"project\", mode = \"copy\" }}\n"
+    )
+}
+
+/// Tokens need no price.
+#[test]
+fn a_runs_tokens_end_it_and_what_was_not_begun_is_skipped() {
+    let provider = Provider::start(message);
+    let drill = routes::drill(&provider, "session = \"task\"");
+    let args = ["run", "--results", "r.jsonl", "--jobs", "1", "--max-tokens"];
+    let ran = drill.run(&[&args[..], &["30", "a", "b", "c", "d"]].concat());
+    assert_eq!(ran.code, Some(1), "{}", ran.all());
+    // One answer is 23 tokens.
+    assert_eq!(provider.got().len(), 2, "{}", ran.all());
+    assert!(ran.all().contains("run --max-tokens"), "{}", ran.all());
+    let skipped = results(&drill, &ran);
+    let skipped = skipped.iter().filter(|row| row["outcome"] == "skipped");
+    assert_eq!(skipped.count(), 2, "{}", ran.all());
 }
 
 #[test]
@@ -230,7 +249,7 @@ fn whoever_leaves_before_the_answer_begins_pays_for_what_it_asked() {
 
 #[test]
 fn a_cost_that_nobody_could_know_is_refused_at_the_start() {
-    let drill = scripted("scaiflux", "", "turn_tokens = 1000000");
+    let drill = Drill::new(&stranger("scaiflux"));
     let ran = drill.run(&["run", "--max-cost", "40", "say hi"]);
     assert_eq!(ran.code, Some(2), "{}", ran.all());
     assert!(

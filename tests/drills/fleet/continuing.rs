@@ -444,7 +444,10 @@ fn two_processes_never_share_a_state_directory_and_the_second_names_the_first() 
     let mut first = drill.start(&["run", "sleep 600s"]);
     eventually(LONG, "the first works", || !drill.agents().is_empty());
     let named = format!("is in use by the process {}", first.pid());
-    for args in [&["run", "say one"][..], &["up"], &["run", "--continue"]] {
+    let beside = drill.run(&["run", "say one"]);
+    assert_eq!(beside.code, Some(0), "{}", beside.all());
+    assert!(beside.stderr.contains("beside it"), "{}", beside.all());
+    for args in [&["up"][..], &["run", "--continue"]] {
         let ran = drill.run(args);
         assert_eq!(ran.code, Some(3), "{args:?}: {}", ran.all());
         assert!(ran.stderr.contains(&named), "{args:?}: {}", ran.all());

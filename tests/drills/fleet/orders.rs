@@ -243,6 +243,13 @@ fn a_read_only_workspace_cannot_be_written_and_a_writable_one_keeps_its_owner() 
     );
 
     let drill = Drill::new(&pool("workspace = { path = \"project\", mode = \"rw\" }"));
+    let checked = drill.run(&["config", "check"]);
+    assert_eq!(
+        checked.code,
+        Some(2),
+        "it is found before: {}",
+        checked.all()
+    );
     let (_, code, all) = outcomes(&drill, &["say hello"]);
     assert_eq!(code, Some(1), "a tree of root is refused: {all}");
     assert!(all.contains("copy"), "with a hint: {all}");

@@ -416,7 +416,7 @@ fn what_is_no_plan_is_refused_before_anything_begins() {
             vec!["run", "--plan", "plan.md", "say two"],
             "cannot be used",
         ),
-        (vec!["run", "--agent-items", "say two"], "are for a plan"),
+        (vec!["run", "--agent-items", "say two"], "is for a plan"),
         (
             vec!["run", "--pool", "other", "plan.md"],
             "there is no pool other",

@@ -349,7 +349,7 @@ fn restarts_are_checked() {
     check("budget = { turn_tokens = 5 }", "[budget] of the pool's policy");
     check("budget = { day_tokens = 0 }", "expected an integer from 1 to");
     check("budget = { day_cost = 0 }", "expected a number from 0.000001 to");
-    check("budget = { day_cost = 5 }", "no model has a price");
+    check("budget = { day_cost = 5 }", "its model has no price");
     check("budget = { day_tokens = 5, then = \"stop\" }", "interrupt");
     check("approval = { remember = \"ever\" }", "expected \"never\", \"turn\" or \"session\", found \"ever\"");
     check("approval = { approvers = [\"group:ops\"] }", "approver \"group:ops\" must be…a system group cannot reach it…put a token");

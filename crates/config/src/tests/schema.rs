@@ -11,7 +11,7 @@ use crate::{ConfigErrors, DEFAULT, schema};
 /// cannot say, of names that must lead somewhere, of keys that must agree.
 const BEYOND: &[&str] = &[
     "the site's policy is",
-    "no model has a price",
+    "its model has no price",
     "store.postgres is not set",
     "the template needs 1 to",
     "there is no role",

@@ -112,6 +112,7 @@ fn requests_survive_a_round_trip() {
                 until_us: Some(1_795_391_999_999_999),
                 grace_ms: Some(1000),
                 max_cost: Some(40_000_000_000),
+                max_tokens: Some(5),
                 jobs: Some(8),
             },
         },

@@ -17,7 +17,7 @@ use crate::clock::now_us;
 use crate::pool::PoolMsg;
 use marshal_model::budget::format_cost;
 use marshal_model::limits::RUN_GRACE;
-use marshal_model::{BudgetAction, BudgetName, RunId, SpentBudget};
+use marshal_model::{Amount, BudgetAction, BudgetName, RunId, SpentBudget};
 
 /// The bounds of a run; the default has none. Written to the journal as JSON.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +33,9 @@ pub struct RunBounds {
     /// The cost limit, in billionths of a US dollar.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_cost: Option<u64>,
+    /// The limit of tokens, read and written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u64>,
     /// The limit of concurrent tasks, over all pools.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jobs: Option<u16>,
@@ -42,7 +45,10 @@ impl RunBounds {
     /// Whether the run has any bound.
     #[must_use]
     pub const fn is_set(&self) -> bool {
-        self.until_us.is_some() || self.max_cost.is_some() || self.jobs.is_some()
+        self.until_us.is_some()
+            || self.max_cost.is_some()
+            || self.max_tokens.is_some()
+            || self.jobs.is_some()
     }
 
     /// These bounds, with missing ones taken from `stored`. A stored deadline up to `past_us` is
@@ -56,6 +62,7 @@ impl RunBounds {
             until_us: self.until_us.or(later),
             grace_ms: self.grace_ms.or(stored.grace_ms),
             max_cost: self.max_cost.or(stored.max_cost),
+            max_tokens: self.max_tokens.or(stored.max_tokens),
             jobs: self.jobs.or(stored.jobs),
         }
     }
@@ -95,10 +102,12 @@ pub(crate) struct RunLimits {
     /// The pools that are notified when a bound is reached.
     pools: Vec<ActorRef<PoolMsg>>,
     working: AtomicUsize,
-    spent: AtomicU64,
+    /// The cost so far, in billionths of a US dollar.
+    cost: AtomicU64,
+    tokens: AtomicU64,
     /// Whether the deadline has passed: none of its tasks begins any more.
     is_late: AtomicBool,
-    /// Whether the cost limit is reached, which is reported once, before or after the deadline.
+    /// Whether the limit of cost or tokens is reached, which is reported once, before or after the deadline.
     is_spent: AtomicBool,
     timer: Mutex<Option<AbortHandle>>,
 }
@@ -113,12 +122,12 @@ impl Drop for RunLimits {
 }
 
 impl RunLimits {
-    /// Begins to enforce a run's bounds; `None` if it has none. `spent` is its cost so far, in
-    /// billionths of a US dollar. Must be called within a tokio runtime.
+    /// Begins to enforce a run's bounds; `None` if it has none. `spent` is what it has
+    /// spent so far. Must be called within a tokio runtime.
     pub(crate) fn start(
         run: &RunId,
         bounds: RunBounds,
-        spent: u64,
+        spent: Amount,
         pools: Vec<ActorRef<PoolMsg>>,
     ) -> Option<Arc<Self>> {
         if !bounds.is_set() {
@@ -129,11 +138,14 @@ impl RunLimits {
             bounds,
             pools,
             working: AtomicUsize::new(0),
-            spent: AtomicU64::new(spent),
+            cost: AtomicU64::new(spent.nanodollars),
+            tokens: AtomicU64::new(spent.tokens),
             is_late: AtomicBool::new(false),
-            is_spent: AtomicBool::new(bounds.max_cost.is_some_and(|limit| spent >= limit)),
+            is_spent: AtomicBool::new(false),
             timer: Mutex::new(None),
         });
+        let is_spent = limits.spent_budget().is_some();
+        limits.is_spent.store(is_spent, Ordering::Release);
         limits.spawn_deadline_timer();
         Some(limits)
     }
@@ -179,6 +191,11 @@ impl RunLimits {
         self.bounds.max_cost.is_some()
     }
 
+    /// Whether the run has a limit of cost or tokens.
+    pub(crate) const fn has_spend_limit(&self) -> bool {
+        self.bounds.max_cost.is_some() || self.bounds.max_tokens.is_some()
+    }
+
     /// Whether a bound was reached, so that none of its tasks begins any more.
     pub(crate) fn is_over(&self) -> bool {
         self.is_late.load(Ordering::Acquire) || self.is_spent.load(Ordering::Acquire)
@@ -218,42 +235,61 @@ impl RunLimits {
         }
     }
 
-    /// Adds to the run's cost; `true` if this reached its limit.
-    pub(crate) fn add_cost(&self, nano: u64) -> bool {
-        let add = |now: u64| Some(now.saturating_add(nano));
+    /// Adds to what the run has spent; `true` if this reached a limit.
+    pub(crate) fn add_spend(&self, more: Amount) -> bool {
         let (set, get) = (Ordering::AcqRel, Ordering::Acquire);
-        let _ = self.spent.fetch_update(set, get, add);
+        for (sum, more) in [(&self.cost, more.nanodollars), (&self.tokens, more.tokens)] {
+            let add = |now: u64| Some(now.saturating_add(more));
+            let _ = sum.fetch_update(set, get, add);
+        }
         let Some(spent) = self.spent_budget() else {
             return false;
         };
         if self.is_spent.swap(true, Ordering::AcqRel) {
             return false;
         }
-        let why = format!(
-            "the run's cost reached its limit: {} of {} (run --max-cost)",
-            format_cost(spent.used),
-            format_cost(spent.limit)
-        );
+        let why = if spent.budget.is_cost() {
+            format!(
+                "the run's cost reached its limit: {} of {} (run --max-cost)",
+                format_cost(spent.used),
+                format_cost(spent.limit)
+            )
+        } else {
+            format!(
+                "the run's tokens reached their limit: {} of {} (run --max-tokens)",
+                spent.used, spent.limit
+            )
+        };
         self.notify_pools(&why, true);
         true
     }
 
-    /// The cost limit as a spent budget, if it is reached.
+    /// The limit of cost or tokens as a spent budget, if one is reached.
     pub(crate) fn spent_budget(&self) -> Option<SpentBudget> {
-        let used = self.spent.load(Ordering::Acquire);
-        let limit = self.bounds.max_cost.filter(|limit| used >= *limit)?;
-        Some(SpentBudget {
-            budget: BudgetName::MaxCost,
-            used,
-            limit,
-            action: BudgetAction::Interrupt,
+        let limits = [
+            (BudgetName::MaxCost, &self.cost, self.bounds.max_cost),
+            (BudgetName::MaxTokens, &self.tokens, self.bounds.max_tokens),
+        ];
+        limits.into_iter().find_map(|(budget, sum, limit)| {
+            let used = sum.load(Ordering::Acquire);
+            Some(SpentBudget {
+                budget,
+                used,
+                limit: limit.filter(|limit| used >= *limit)?,
+                action: BudgetAction::Interrupt,
+            })
         })
     }
 
-    /// Ends the tasks of a resumed run at once if its cost limit was reached before.
+    /// Ends the tasks of a resumed run at once if a limit of what it spends was reached before.
     pub(crate) fn notify_if_spent(&self) {
         if let Some(spent) = self.spent_budget() {
-            self.notify_pools(&format!("{spent} (run --max-cost)"), true);
+            let word = if spent.budget.is_cost() {
+                "cost"
+            } else {
+                "tokens"
+            };
+            self.notify_pools(&format!("{spent} (run --max-{word})"), true);
         }
     }
 

@@ -60,6 +60,6 @@ const fn scope_and_unit(budget: BudgetName) -> (&'static str, Option<&'static st
         BudgetName::DayCost => ("day", None),
         BudgetName::PoolTokens => ("pool", Some("tokens")),
         BudgetName::PoolCost => ("pool", None),
-        BudgetName::MaxCost => ("run", None),
+        BudgetName::MaxCost | BudgetName::MaxTokens => ("run", None),
     }
 }

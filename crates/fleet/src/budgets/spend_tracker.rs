@@ -143,6 +143,7 @@ impl SpendTracker {
         inner.turn += 1;
         inner.is_ending = false;
         inner.notified.remove(&BudgetName::MaxCost);
+        inner.notified.remove(&BudgetName::MaxTokens);
     }
 
     /// The number of the running turn, or of the task before its turn.
@@ -232,7 +233,7 @@ impl SpendTracker {
         let id = run.as_deref().map(RunLimits::run);
         self.ledger.record_spend(&self.session, id, more);
         if let Some(run) = run
-            && run.add_cost(more.of_run.nanodollars)
+            && run.add_spend(more.of_run)
             && let Some(spent) = run.spent_budget()
         {
             notify_budget_spent(
@@ -287,7 +288,7 @@ impl SpendTracker {
         let mut inner = self.lock();
         let spent = self.find_spent_budget(&inner)?;
         let ends = spent.action >= BudgetAction::Interrupt
-            && spent.budget != BudgetName::MaxCost
+            && !matches!(spent.budget, BudgetName::MaxCost | BudgetName::MaxTokens)
             && !std::mem::replace(&mut inner.is_ending, true);
         let turn = inner.turn;
         drop(inner);
@@ -325,7 +326,7 @@ impl SpendTracker {
         let run = inner.run.as_ref();
         inner.turn_limit.is_set()
             || self.ledger.budget().is_set()
-            || run.is_some_and(|run| run.has_cost_limit())
+            || run.is_some_and(|run| run.has_spend_limit())
     }
 
     /// Whether there is a cost budget; then a request without a known price is refused.

@@ -13,7 +13,7 @@ use crate::pool::PoolMsg;
 use crate::session::SessionMsg;
 use marshal_config::Price;
 use marshal_journal::SessionRow;
-use marshal_model::{BudgetAction, BudgetLimits, SlotId, Usage};
+use marshal_model::{Amount, BudgetAction, BudgetLimits, SlotId, Usage};
 use marshal_policy::budget::Budget;
 use marshal_proxy::model_proxy::{BillingInfo, UsageMeter as _};
 use marshal_proxy::route::{ModelRequest, Tokens};
@@ -227,7 +227,7 @@ fn limits(run: &str, max_cost: u64) -> Arc<RunLimits> {
         ..RunBounds::default()
     };
     let run = RunId::new(run).expect("an id");
-    RunLimits::start(&run, bounds, 0, Vec::new()).expect("bounds")
+    RunLimits::start(&run, bounds, Amount::default(), Vec::new()).expect("bounds")
 }
 
 #[tokio::test]
@@ -372,17 +372,22 @@ async fn a_cost_that_is_spent_when_the_time_is_over_cancels_what_still_runs() {
         until_us: Some(NOON),
         grace_ms: Some(3_600_000),
         max_cost: Some(1_000),
-        jobs: None,
+        ..RunBounds::default()
     };
     let run = RunId::new("r").expect("an id");
-    let limits = RunLimits::start(&run, bounds, 0, vec![pool.clone()]).expect("bounds");
+    let limits =
+        RunLimits::start(&run, bounds, Amount::default(), vec![pool.clone()]).expect("bounds");
     assert_eq!(heard.recv().await, Some(false));
     assert!(limits.is_over() && limits.acquire_job().is_none());
-    assert!(!limits.add_cost(999));
-    assert!(limits.add_cost(1));
+    let cost = |nanodollars| Amount {
+        tokens: 5,
+        nanodollars,
+    };
+    assert!(!limits.add_spend(cost(999)));
+    assert!(limits.add_spend(cost(1)));
     assert_eq!(heard.recv().await, Some(true));
     // It is reported once.
-    assert!(!limits.add_cost(1));
+    assert!(!limits.add_spend(cost(1)));
     pool.stop(None);
     ended.await.expect("no panic");
     assert_eq!(heard.recv().await, None);

@@ -164,7 +164,7 @@ mod tests {
             jobs,
             ..RunBounds::default()
         };
-        let limits = RunLimits::start(&run, bounds, 0, Vec::new());
+        let limits = RunLimits::start(&run, bounds, marshal_model::Amount::default(), Vec::new());
         OpenTasks::with_limits(usize::MAX, false, limits)
     }
 
