@@ -182,6 +182,14 @@ pub(in crate::cli) fn find_command(
     };
     let unknown = ProgramLookup::by_name(word);
     let found = refuse_wide(inspect(&unknown, &entry, around)?, around)?;
+    // Links, `#!` lines and environments in its own directory came with the configuration: they
+    // must not show more of the host.
+    let is_own = entry.starts_with(&around.dir);
+    let mut binds = found.program.binds.iter();
+    if let Some(bind) = binds.find(|bind| is_discovered && is_own && !bind.starts_with(&around.dir))
+    {
+        return Err(Missing::Outside(bind.clone()));
+    }
     Ok(Some(found).filter(|found| !found.program.binds.is_empty()))
 }
 

@@ -257,3 +257,24 @@ fn a_command_of_pip_is_mounted_with_the_library_of_its_python() {
     );
     assert!(found.program.binds.contains(&packages));
 }
+
+/// A link, a `#!` line or an environment of a foreign repository shows nothing beside it.
+#[test]
+fn a_discovered_command_in_its_own_directory_shows_nothing_else_of_the_host() {
+    let (_guard, root) = scratch();
+    let (dir, secret) = (root.join("repo"), root.join("home/.config/cloud"));
+    put(&secret.join("python3"), "\u{7f}ELF", 0o755);
+    put(&dir.join(".venv/pyvenv.cfg"), "", 0o644);
+    put(&dir.join(".venv/bin/agent"), "#!/bin/sh\n", 0o755);
+    symlink(secret.join("python3"), dir.join(".venv/bin/python")).expect("a link");
+    put(
+        &dir.join("other"),
+        &format!("#!{}\n", secret.join("python3").display()),
+        0o755,
+    );
+    let other = text(&dir.join("other"));
+    for word in ["agent", &other] {
+        let refused = own(word, &[], &dir).expect_err(word);
+        assert!(matches!(refused, Missing::Outside(_)), "{word}: {refused}");
+    }
+}

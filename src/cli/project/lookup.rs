@@ -43,7 +43,7 @@ pub(in crate::cli) struct Request<'a> {
 
 /// A state directory, and a note where it is not the one of the current directory.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::cli) struct Found {
+pub(in crate::cli) struct StateLocation {
     pub(in crate::cli) state: PathBuf,
     pub(in crate::cli) note: Option<String>,
 }
@@ -87,12 +87,12 @@ impl LookupError {
 pub(in crate::cli) fn find(
     request: &Request<'_>,
     env: impl Fn(&str) -> Option<OsString> + Copy,
-) -> Result<Found, LookupError> {
+) -> Result<StateLocation, LookupError> {
     let running = supervisors::running(env);
     if let Some(wanted) = request.project {
         return find_named(wanted, request.cwd, &running, env);
     }
-    let at = |state: PathBuf| Ok(Found { state, note: None });
+    let at = |state: PathBuf| Ok(StateLocation { state, note: None });
     let file = match request.config {
         Some(file) => Some(request.cwd.join(file)),
         None => configuration_file(request.cwd),
@@ -114,7 +114,7 @@ pub(in crate::cli) fn find(
         return at(state);
     }
     match (&*running, request.config) {
-        ([only], None) => Ok(Found {
+        ([only], None) => Ok(StateLocation {
             state: only.state_dir.clone(),
             note: Some(format!(
                 "note: of the project {}",
@@ -133,8 +133,8 @@ fn find_named(
     cwd: &Path,
     running: &[Supervisor],
     env: impl Fn(&str) -> Option<OsString> + Copy,
-) -> Result<Found, LookupError> {
-    let at = |state: PathBuf| Ok(Found { state, note: None });
+) -> Result<StateLocation, LookupError> {
+    let at = |state: PathBuf| Ok(StateLocation { state, note: None });
     let is_name = |path: &Path| path.file_name() == Some(wanted.as_os_str());
     let mut named = running.iter();
     if let Some(found) = named.find(|it| is_name(&it.state_dir)) {

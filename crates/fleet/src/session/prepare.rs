@@ -583,7 +583,8 @@ const ROUTED_FILE_BYTES: u64 = 1 << 20;
 /// The texts of those `home_files` that name a route, with its address. Others are copied.
 fn routed_files(pool: &PoolConfig) -> BTreeMap<String, String> {
     let read = |path: &PathBuf| {
-        let is_small = std::fs::metadata(path).is_ok_and(|file| file.len() <= ROUTED_FILE_BYTES);
+        let is_small = std::fs::metadata(path)
+            .is_ok_and(|file| file.is_file() && file.len() <= ROUTED_FILE_BYTES);
         is_small.then(|| std::fs::read_to_string(path).ok())?
     };
     let filled = pool.home_files.iter().filter_map(|(inside, path)| {
