@@ -152,9 +152,11 @@ fn built_in(cwd: &Path) -> Result<Loaded, LoadError> {
 
 /// Finds the programs of agents.
 fn find_programs(config: &mut Config, origin: &Origin) -> Result<(), ConfigErrors> {
-    let is_discovered = !origin.is_explicit;
-    let around = SearchPaths::from_process(&origin.dir);
-    let faults = agents::find_programs(config, is_discovered, &around);
+    let around = SearchPaths {
+        is_discovered: !origin.is_explicit,
+        ..SearchPaths::from_process(&origin.dir)
+    };
+    let faults = agents::find_programs(config, &around);
     if faults.is_empty() {
         Ok(())
     } else {

@@ -44,6 +44,8 @@ pub(in crate::cli) struct SearchPaths {
     pub(in crate::cli) dir: PathBuf,
     /// The caller's home, which no agent may see as a whole.
     pub(in crate::cli) home: Option<PathBuf>,
+    /// Whether the user neither named nor trusted the configuration.
+    pub(in crate::cli) is_discovered: bool,
 }
 
 impl SearchPaths {
@@ -55,6 +57,7 @@ impl SearchPaths {
             path: entries.take(PATH_ENTRIES).collect(),
             dir: dir.to_owned(),
             home: std::env::var_os("HOME").map(PathBuf::from),
+            is_discovered: false,
         }
     }
 }
@@ -144,15 +147,14 @@ pub(in crate::cli) fn find(
             },
         });
     };
-    refuse_wide(inspect(find, &entry, around)?, around)
+    refuse_wide(inspect(find, &entry, around)?, &entry, around)
 }
 
 /// Finds the program of a pool's own command, by its first word. `None` if every sandbox has it, or
-/// if it can only be found inside. `is_discovered`: the configuration was not named by the user, so
-/// it may show only what is in `PATH` or in its own directory.
+/// if it can only be found inside. A discovered
+/// configuration may show only what is in `PATH` or in its own directory.
 pub(in crate::cli) fn find_command(
     word: &str,
-    is_discovered: bool,
     around: &SearchPaths,
 ) -> Result<Option<FoundProgram>, Missing> {
     let entry = if word.contains('/') {
@@ -162,7 +164,7 @@ pub(in crate::cli) fn find_command(
             return Ok(None);
         }
         let is_own = path.starts_with(&around.dir) || path.starts_with(ALWAYS);
-        if is_discovered && !is_own {
+        if around.is_discovered && !is_own {
             return Err(Missing::Outside(path));
         }
         executable(path.clone()).ok_or(Missing::NotAt(path))?
@@ -181,20 +183,23 @@ pub(in crate::cli) fn find_command(
         })?
     };
     let unknown = ProgramLookup::by_name(word);
-    let found = refuse_wide(inspect(&unknown, &entry, around)?, around)?;
-    // Links, `#!` lines and environments in its own directory came with the configuration: they
-    // must not show more of the host.
-    let is_own = entry.starts_with(&around.dir);
-    let mut binds = found.program.binds.iter();
-    if let Some(bind) = binds.find(|bind| is_discovered && is_own && !bind.starts_with(&around.dir))
-    {
-        return Err(Missing::Outside(bind.clone()));
-    }
+    let found = refuse_wide(inspect(&unknown, &entry, around)?, &entry, around)?;
     Ok(Some(found).filter(|found| !found.program.binds.is_empty()))
 }
 
 /// Refuses a program that needs a directory which an agent must not see as a whole.
-fn refuse_wide(found: FoundProgram, around: &SearchPaths) -> Result<FoundProgram, Missing> {
+fn refuse_wide(
+    found: FoundProgram,
+    entry: &Path,
+    around: &SearchPaths,
+) -> Result<FoundProgram, Missing> {
+    // Links, `#!` lines and environments in its own directory came with the configuration: they
+    // must not show more of the host.
+    let is_own = around.is_discovered && entry.starts_with(&around.dir);
+    let mut binds = found.program.binds.iter();
+    if let Some(bind) = binds.find(|bind| is_own && !bind.starts_with(&around.dir)) {
+        return Err(Missing::Outside(bind.clone()));
+    }
     let home = around.home.as_deref();
     let is_wide =
         |dir: &&PathBuf| dir.parent().is_none() || home.is_some_and(|home| home.starts_with(dir));

@@ -183,8 +183,9 @@ fn own(word: &str, path: &[PathBuf], dir: &Path) -> Result<Option<FoundProgram>,
         path: path.to_vec(),
         dir: dir.to_owned(),
         home: None,
+        is_discovered: true,
     };
-    find_command(word, true, &around)
+    find_command(word, &around)
 }
 
 #[test]
@@ -277,4 +278,11 @@ fn a_discovered_command_in_its_own_directory_shows_nothing_else_of_the_host() {
         let refused = own(word, &[], &dir).expect_err(word);
         assert!(matches!(refused, Missing::Outside(_)), "{word}: {refused}");
     }
+    let around = SearchPaths {
+        dir,
+        is_discovered: true,
+        ..SearchPaths::default()
+    };
+    let preset = find(&spec("agent", &[]), None, &around).expect_err("a preset");
+    assert!(matches!(preset, Missing::Outside(_)), "{preset}");
 }

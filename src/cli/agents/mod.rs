@@ -47,11 +47,9 @@ pub(super) fn known(name: &str) -> Result<String, String> {
     }
 }
 
-/// Finds the program of each pool, and writes it into the configuration. `is_discovered`: the user
-/// did not name the configuration. Returns the faults as key, message and help.
+/// Finds the program of each pool, and writes it into the configuration. Returns the faults as key, message and help.
 pub(super) fn find_programs(
     config: &mut Config,
-    is_discovered: bool,
     around: &SearchPaths,
 ) -> Vec<(String, String, Option<String>)> {
     let mut faults = Vec::new();
@@ -76,7 +74,7 @@ pub(super) fn find_programs(
                     .map(Some)
                     .map_err(|missing| (key, missing, help))
             }
-            None => find_own(pool, is_discovered, around),
+            None => find_own(pool, around),
         };
         match found {
             Ok(found) => pool.program = found.map(|found| found.program),
@@ -92,7 +90,6 @@ pub(super) fn find_programs(
 /// The program of a pool with a command of its own.
 fn find_own(
     pool: &Pool,
-    is_discovered: bool,
     around: &SearchPaths,
 ) -> Result<Option<FoundProgram>, (&'static str, Missing, String)> {
     let word = pool.command.first().map_or("", String::as_str);
@@ -102,7 +99,7 @@ fn find_own(
     if has_path && !word.contains('/') {
         return Ok(None);
     }
-    let found = find::find_command(word, is_discovered, around);
+    let found = find::find_command(word, around);
     // Without a sandbox the name is enough.
     let found = found.map(|found| found.filter(|_| pool.launcher.has_sandbox()));
     found.map_err(|missing| {
