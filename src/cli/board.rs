@@ -165,6 +165,18 @@ impl Board {
                 }],
                 ..Change::default()
             },
+            FleetEvent::RunPaused { run, pool, rules } => Change {
+                lines: vec![
+                    format!(
+                        "run {run} is paused: its last tasks were denied, in pool {pool} by {}",
+                        named(rules)
+                    ),
+                    "  once the policy fits, it goes on: a daemon after `marshal reload`"
+                        .to_owned(),
+                ],
+                alarm: true,
+                ..Change::default()
+            },
             FleetEvent::TaskEnded(report) => self.end(report),
         }
     }

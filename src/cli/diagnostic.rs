@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn every_fault_is_shown_with_its_line() {
         insta::assert_snapshot!(plain(
-            "[supervisor]\nlisten = \"0.0.0.0:7117\"   # everywhere\n\n[pool.demo]\nagent = \"script\"\nszie = 4\ntimeouts = { silence = \"10\" }\nrestart = { on_crash = \"retry\" }\n"
+            "[supervisor]\nlisten = \"0.0.0.0:7117\"   # everywhere\n\n[pool.demo]\nagent = \"script\"\nszie = 4\ntimeouts = { silence = \"10\" }\nrestart = { on_crash = \"resume\" }\n"
         ));
     }
 

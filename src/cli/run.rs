@@ -25,7 +25,7 @@ use super::streams::Streams;
 use super::table;
 use marshal_engine::api::run_stream::{Ledger, RunStream, RunStreamItem, new_run_id};
 use marshal_engine::api::{Fleet, Refusal, json_lines};
-use marshal_fleet::{RunBounds, Stop, TaskReport};
+use marshal_fleet::{FleetEvent, RunBounds, Stop, TaskReport};
 use marshal_model::limits;
 use marshal_model::{RunId, TaskId, TaskOutcome, TaskSpec};
 
@@ -85,9 +85,16 @@ pub async fn run_local<F: Fleet>(
     let exit = match taken {
         Ok(Ok(stream)) => {
             let run = stream.run().clone();
-            let show = RunDisplay::new(order, streams, Some(&run));
-            let control = LocalControl(fleet.clone(), StartedRuns::with_run(run));
-            run_until_done(ItemSource::Local(Box::new(stream)), show, &control, signals).await
+            let runs = StartedRuns::with_run(run.clone());
+            let mut show = RunDisplay::new(order, streams, Some(&run));
+            show.suspended_by = Some((run, Arc::clone(&runs)));
+            let control = LocalControl {
+                fleet: fleet.clone(),
+                runs,
+                on_signal: FirstSignal::Suspend,
+            };
+            let source = ItemSource::Local(Box::new(stream));
+            run_until_done(source, show, control, signals).await
         }
         Ok(Err(refusal)) => {
             streams.err.line(&format!("error: {refusal}"));
@@ -266,13 +273,8 @@ pub async fn run_on_daemon(
         StartedRuns::with_run(run.clone()),
     );
     let show = RunDisplay::new(order, streams, Some(&run));
-    run_until_done(
-        ItemSource::Daemon(Box::new(client)),
-        show,
-        &control,
-        signals,
-    )
-    .await
+    let source = ItemSource::Daemon(Box::new(client));
+    run_until_done(source, show, control, signals).await
 }
 
 /// Where a run's items come from.
@@ -332,34 +334,76 @@ impl StartedRuns {
 
 /// Stops runs.
 pub(super) trait RunControl {
-    /// Starts to cancel the runs, without waiting. Errors go to `notes`.
-    fn cancel(&self, notes: &mpsc::Sender<String>);
+    /// Starts to end the runs at the first signal, without waiting. Tells `notes` how, and errors.
+    fn end(&self, notes: &mpsc::Sender<String>);
+
+    /// Handles that a run is paused because its tasks are denied.
+    fn paused(&self) {}
 
     /// Kills everything at once. `false` if this process has nothing to kill.
     async fn kill(&self) -> bool;
 }
 
+/// What the first signal does to the runs of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FirstSignal {
+    /// No further task begins, and what has not begun can be continued.
+    Suspend,
+    /// All tasks are cancelled.
+    Cancel,
+}
+
 /// Controls runs of a fleet in this process.
-pub(super) struct LocalControl<F>(pub(super) F, pub(super) Arc<StartedRuns>);
+pub(super) struct LocalControl<F> {
+    pub(super) fleet: F,
+    pub(super) runs: Arc<StartedRuns>,
+    pub(super) on_signal: FirstSignal,
+}
+
+impl<F: Fleet> LocalControl<F> {
+    fn suspend(&self) {
+        for run in self.runs.cancel() {
+            self.fleet.suspend(&run);
+        }
+    }
+}
 
 impl<F: Fleet> RunControl for LocalControl<F> {
-    fn cancel(&self, _: &mpsc::Sender<String>) {
-        for run in self.1.cancel() {
-            self.0.cancel(&run);
+    fn end(&self, notes: &mpsc::Sender<String>) {
+        match self.on_signal {
+            FirstSignal::Suspend => {
+                let note = "stopping: no further task begins, and the running ones may end; a second signal kills them";
+                let _ = notes.try_send(note.to_owned());
+                self.suspend();
+            }
+            FirstSignal::Cancel => {
+                let _ = notes.try_send(CANCELLING.to_owned());
+                for run in self.runs.cancel() {
+                    self.fleet.cancel(&run);
+                }
+            }
         }
     }
 
+    fn paused(&self) {
+        // Nobody is there who could load the policies again.
+        self.suspend();
+    }
+
     async fn kill(&self) -> bool {
-        kill(&self.0).await;
+        kill(&self.fleet).await;
         true
     }
 }
+
+const CANCELLING: &str = "cancelling; the results follow; a second signal kills";
 
 /// Controls runs of the daemon of a state directory.
 pub(super) struct DaemonControl(pub(super) PathBuf, pub(super) Arc<StartedRuns>);
 
 impl RunControl for DaemonControl {
-    fn cancel(&self, notes: &mpsc::Sender<String>) {
+    fn end(&self, notes: &mpsc::Sender<String>) {
+        let _ = notes.try_send(CANCELLING.to_owned());
         let (state_dir, runs, notes) = (self.0.clone(), self.1.cancel(), notes.clone());
         tokio::spawn(async move {
             for run in runs {
@@ -379,13 +423,15 @@ impl RunControl for DaemonControl {
 async fn run_until_done(
     source: ItemSource,
     show: RunDisplay,
-    control: &impl RunControl,
+    control: impl RunControl + Send + Sync + 'static,
     signals: &mut Signals,
 ) -> Exit {
     /// Notes that wait to be shown; further ones are dropped, as they would repeat the same.
     const NOTES: usize = 8;
     let (sender, notes) = mpsc::channel(NOTES);
-    run_with_signals(show_items(source, show, notes), &sender, control, signals).await
+    let control = Arc::new(control);
+    let following = show_items(source, show, notes, Arc::clone(&control));
+    run_with_signals(following, &sender, &*control, signals).await
 }
 
 /// Waits until `following` ends, and handles signals.
@@ -413,9 +459,7 @@ pub(super) async fn run_with_signals(
             (Signal::Hangup, _) => {}
             (signal, None) => {
                 first = Some(signal);
-                let note = "cancelling; the results follow; a second signal kills";
-                let _ = notes.try_send(note.to_owned());
-                control.cancel(notes);
+                control.end(notes);
             }
             (signal, Some(_)) => {
                 let _ = notes.try_send("killing".to_owned());
@@ -445,6 +489,7 @@ async fn show_items(
     mut source: ItemSource,
     mut show: RunDisplay,
     mut notes: mpsc::Receiver<String>,
+    control: Arc<impl RunControl>,
 ) -> Exit {
     loop {
         let next = tokio::select! {
@@ -459,6 +504,9 @@ async fn show_items(
             Err(error) => return show.connection_lost(&error),
         };
         let complete = matches!(item, Some(RunStreamItem::Complete));
+        if let Some(RunStreamItem::Notice(FleetEvent::RunPaused { .. })) = &item {
+            control.paused();
+        }
         show.item(item.as_ref(), line);
         if complete {
             return show.finish();
@@ -479,6 +527,8 @@ pub(super) struct RunDisplay {
     /// The tasks that need not succeed.
     excused: HashSet<TaskId>,
     begun: Instant,
+    /// The run, and its control, if its tasks are left to a later start once it is stopped.
+    suspended_by: Option<(RunId, Arc<StartedRuns>)>,
 }
 
 impl RunDisplay {
@@ -504,6 +554,7 @@ impl RunDisplay {
             reports: HashMap::new(),
             excused: HashSet::new(),
             begun: Instant::now(),
+            suspended_by: None,
         };
         let emptied = show.results.as_mut().map_or(Ok(()), Results::begin);
         show.record_write(emptied);
@@ -585,9 +636,23 @@ impl RunDisplay {
     pub(super) fn finish(mut self) -> Exit {
         self.summary();
         let missing = self.missing();
-        if missing > 0 {
-            let text = format!("error: {missing} tasks ended without a report; see the log");
-            self.streams.err.line(&text);
+        let suspended = self.suspended_by.as_ref();
+        let suspended = suspended.filter(|(_, runs)| runs.is_cancelled());
+        match (missing, suspended) {
+            (0, _) => {}
+            (_, Some((run, _))) => {
+                let tasks = if missing == 1 {
+                    "1 task is"
+                } else {
+                    &format!("{missing} tasks are")
+                };
+                let text = format!("{tasks} left; to go on: marshal run --continue {run}");
+                self.streams.err.line(&text);
+            }
+            (_, None) => {
+                let text = format!("error: {missing} tasks ended without a report; see the log");
+                self.streams.err.line(&text);
+            }
         }
         let done = |report: &Arc<TaskReport>| {
             report.outcome == TaskOutcome::Done || self.excused.contains(&report.task)

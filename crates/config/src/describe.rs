@@ -174,7 +174,7 @@ impl Pool {
         let crash = match restart.on_crash {
             OnCrash::Report => "a crashed task is reported",
             OnCrash::Resume => "a crashed session is loaded again for the next task",
-            OnCrash::Retry => "a crashed task is sent again",
+            OnCrash::Retry => "a crashed task is sent again, once",
         };
         let guard = match (self.launcher, self.guard) {
             (Launcher::None, Guard::PolicyAndSandbox) => "policy (there is no sandbox)",

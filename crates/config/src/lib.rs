@@ -419,6 +419,7 @@ fn read_supervisor(section: &Section<'_>, dir: &Path, http: &HttpConfig) -> Supe
         .and_then(|item| http.read_listen(&item, section.diagnostics));
     let log = section.keyword("log", &[]);
     let max_children = section.integer("max_children", 1..=limits::MAX_CHILDREN);
+    let pause_after_denied = section.integer("pause_after_denied", 0..=1_000);
     let journal = timing::read_journal(&section.section("journal"));
     section.reject_unknown_keys(
         &["instance", "approvers"],
@@ -435,6 +436,7 @@ fn read_supervisor(section: &Section<'_>, dir: &Path, http: &HttpConfig) -> Supe
         listen: listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 7117))),
         log: log.map_or(LogFormat::Auto, |found| found.value),
         max_children: max_children.map_or(64, |found| found.value),
+        pause_after_denied: pause_after_denied.map_or(5, |found| found.value),
         journal,
     }
 }

@@ -29,12 +29,13 @@ use super::pool_dialect;
 use super::presets;
 use super::runner;
 use super::sandbox;
+use super::sandbox_facts;
 use super::ssh;
 use super::table::{Entry, Located, Place, Section, keywords, one_of};
 use super::timing;
 use super::types::{
-    CacheDirs, ClientFs, Container, Egress, Guard, Launcher, Network, OnUnaskedDeny, Pool, Route,
-    RoutePort, Sandbox, SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
+    CacheDirs, ClientFs, Container, Egress, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool,
+    Route, RoutePort, Sandbox, SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
 };
 use marshal_model::PoolName;
 use marshal_model::limits;
@@ -138,7 +139,6 @@ struct KeyPlaces {
     engine_tools: Option<Place>,
     mode: Place,
     path: Place,
-    attempts_invalid: bool,
     idle: Option<Place>,
     acp: acp::Draft,
     acp_mode: Option<Place>,
@@ -186,7 +186,6 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         engine_tools: of_tools,
         mode,
         path: path.clone(),
-        attempts_invalid: attempts.is_none() && section.get("attempts").is_some(),
         idle,
         acp: acp::read(&section, context.is_discovered),
         acp_mode: section.get("mode").map(|item| item.place),
@@ -201,7 +200,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
     };
     let (workspace, env) =
         ssh::remote_workspace_and_env(&section, ssh_target.as_deref(), workspace, env);
-    let pool = Pool {
+    let mut pool = Pool {
         name: pool_name,
         size,
         max_size: most.as_ref().map_or(size, |found| found.value),
@@ -262,6 +261,11 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
             sized.as_ref().map_or(1, |found| found.value),
         ),
     };
+    let facts = sandbox_facts::of_pool(&pool, context.sandboxes, context.routes);
+    if blame.on_crash.is_none() && facts.has_private_workspace && facts.has_confined_network {
+        // What the crashed attempt did is only in its own session, so nothing is done twice.
+        pool.restart.on_crash = OnCrash::Retry;
+    }
     section.reject_unknown_keys(UNSUPPORTED_KEYS, MISPLACED_KEYS);
     check_consistency(&section, &pool, &blame, context);
     Some(PoolDraft {

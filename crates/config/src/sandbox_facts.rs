@@ -2,8 +2,11 @@
 //!
 //! Must not know hosts: what a host lacks is found at the start.
 
+use std::collections::BTreeMap;
+
 use super::Config;
-use super::types::{Network, Pool, Seccomp, WorkspaceMode};
+use super::route::Route;
+use super::types::{Network, Pool, Sandbox, Seccomp, WorkspaceMode};
 use marshal_model::SandboxFacts;
 
 impl Config {
@@ -13,26 +16,34 @@ impl Config {
     /// they let no process reach more files.
     #[must_use]
     pub fn sandbox_facts(&self, pool: &Pool) -> SandboxFacts {
-        let profile = self.sandboxes.get(&pool.sandbox);
-        let is_filtered = profile.is_some_and(|profile| profile.seccomp != Seccomp::Off);
-        let has_sandbox = pool.launcher.has_built_in_sandbox();
-        let mut routes = pool.routes.iter();
-        let has_confined_network = match pool.network {
-            Network::None => true,
-            Network::Routes => routes.all(|port| {
-                let route = self.routes.get(&port.name);
-                route.is_some_and(|route| !route.server_tools)
-            }),
-            Network::Proxy | Network::Host => false,
-        };
-        SandboxFacts {
-            has_no_gaps: has_sandbox && is_filtered && pool.network != Network::Host,
-            has_private_workspace: has_sandbox
-                && matches!(
-                    pool.workspace.mode,
-                    WorkspaceMode::Copy | WorkspaceMode::Overlay | WorkspaceMode::Worktree
-                ),
-            has_confined_network: has_sandbox && has_confined_network,
-        }
+        of_pool(pool, &self.sandboxes, &self.routes)
+    }
+}
+
+/// [`Config::sandbox_facts`], before there is a [`Config`].
+pub(super) fn of_pool(
+    pool: &Pool,
+    sandboxes: &BTreeMap<String, Sandbox>,
+    routes: &BTreeMap<String, Route>,
+) -> SandboxFacts {
+    let profile = sandboxes.get(&pool.sandbox);
+    let is_filtered = profile.is_some_and(|profile| profile.seccomp != Seccomp::Off);
+    let has_sandbox = pool.launcher.has_built_in_sandbox();
+    let has_confined_network = match pool.network {
+        Network::None => true,
+        Network::Routes => pool.routes.iter().all(|port| {
+            let route = routes.get(&port.name);
+            route.is_some_and(|route| !route.server_tools)
+        }),
+        Network::Proxy | Network::Host => false,
+    };
+    SandboxFacts {
+        has_no_gaps: has_sandbox && is_filtered && pool.network != Network::Host,
+        has_private_workspace: has_sandbox
+            && matches!(
+                pool.workspace.mode,
+                WorkspaceMode::Copy | WorkspaceMode::Overlay | WorkspaceMode::Worktree
+            ),
+        has_confined_network: has_sandbox && has_confined_network,
     }
 }

@@ -223,6 +223,7 @@ fn supervisor_table(supervisor: &Supervisor) -> RenderedTable {
         listen,
         log,
         max_children,
+        pause_after_denied,
         journal,
     } = supervisor;
     let JournalRetention {
@@ -239,6 +240,7 @@ fn supervisor_table(supervisor: &Supervisor) -> RenderedTable {
     table.put("listen", listen.to_string());
     table.put("log", log.as_str());
     table.put("max_children", i64::from(*max_children));
+    table.put("pause_after_denied", i64::from(*pause_after_denied));
     table.put("journal.keep", or_none(*keep));
     table.put("journal.max_size", show_size(*max_size));
     table.put("journal.session_max", show_size(*session_max));

@@ -108,8 +108,18 @@ pub struct Supervisor {
     pub log: LogFormat,
     /// The limit of children at the same time, 1 to 4096.
     pub max_children: u16,
+    /// How many denied tasks in a row pause a run, up to 1000; 0: none do.
+    pub pause_after_denied: u32,
     /// The journal's retention and limits.
     pub journal: JournalRetention,
+}
+
+impl Supervisor {
+    /// How many denied tasks in a row pause a run; `None`: none do.
+    #[must_use]
+    pub fn pause_after_denied(&self) -> Option<u32> {
+        Some(self.pause_after_denied).filter(|count| *count > 0)
+    }
 }
 
 /// `[supervisor.journal]`.

@@ -97,6 +97,16 @@ pub enum FleetEvent {
         /// How long it pauses from now; `None`: the pause has ended.
         wait: Option<Duration>,
     },
+    /// A run is paused, because its last tasks were denied: no further task of it begins until the
+    /// policies are loaded again.
+    RunPaused {
+        /// The run.
+        run: RunId,
+        /// The pool of the last of them.
+        pool: PoolName,
+        /// The rules that denied it.
+        rules: Vec<String>,
+    },
     /// A task ended; durable.
     TaskEnded(Arc<TaskReport>),
 }

@@ -31,6 +31,7 @@ mod mailbox;
 mod notification;
 mod operator;
 mod path_lookup;
+mod paused_runs;
 mod pool;
 mod pool_setup;
 mod program_record;
@@ -286,7 +287,8 @@ impl FleetHandle {
         let (report_sender, reports) = mpsc::channel(tasks.len().max(1));
         let bounds = self.0.shared.run_bounds.take(&run);
         let limits = self.start_run_limits(&run, bounds, Amount::default());
-        let open = OpenTasks::with_limits(tasks.len(), false, limits);
+        let pause_after = self.0.shared.config.supervisor.pause_after_denied();
+        let open = OpenTasks::with_limits(tasks.len(), false, limits, pause_after);
         let mut writes = vec![Write::RunBegun {
             run: run.clone(),
             command,
@@ -603,6 +605,15 @@ impl FleetHandle {
     /// reported.
     pub fn cancel_all(&self) {
         self.send_cancel(None);
+    }
+
+    /// Starts no further task of this run, and lets its running ones end. What has not begun stays
+    /// in the journal, so the run can be resumed by a later start. Once the running tasks have
+    /// ended, the channel of the run's reports closes.
+    pub fn suspend(&self, run: &RunId) {
+        for entry in self.0.pools.values() {
+            let _ = entry.actor.send_message(PoolMsg::Suspend(run.clone()));
+        }
     }
 
     fn send_cancel(&self, run: Option<&RunId>) {

@@ -52,6 +52,15 @@ pub(crate) enum Notification {
         /// The number of tasks by outcome, since this start of the supervisor.
         tasks: BTreeMap<TaskOutcome, u64>,
     },
+    /// A run is paused, because its last tasks were denied.
+    RunPaused {
+        /// The run's id.
+        run: RunId,
+        /// The pool of the last of them.
+        pool: PoolName,
+        /// The rules that denied it.
+        rules: Vec<String>,
+    },
     /// A budget is spent.
     BudgetSpent {
         /// The pool that spent it.
@@ -80,6 +89,7 @@ impl Notification {
             Self::ApprovalPending { .. } => NotificationKind::Approval,
             Self::SlotParked { .. } => NotificationKind::Parked,
             Self::RunEnded { .. } => NotificationKind::RunEnded,
+            Self::RunPaused { .. } => NotificationKind::RunPaused,
             Self::BudgetSpent { .. } => NotificationKind::BudgetSpent,
         }
     }
@@ -88,7 +98,7 @@ impl Notification {
     pub(crate) fn pool(&self) -> Option<&PoolName> {
         match self {
             Self::ApprovalPending { slot, .. } | Self::SlotParked { slot, .. } => Some(&slot.pool),
-            Self::BudgetSpent { pool, .. } => Some(pool),
+            Self::BudgetSpent { pool, .. } | Self::RunPaused { pool, .. } => Some(pool),
             Self::RunEnded { pools, .. } if pools.len() == 1 => pools.first(),
             Self::RunEnded { .. } => None,
         }

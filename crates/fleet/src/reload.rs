@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use super::active_policies::{ActivePolicies, LoadedPolicy, Policies, PolicyVersion};
 use super::clock::now_us;
 use super::path_lookup::path_enters_directory;
+use super::pool::PoolMsg;
 use super::setup::PoolShared;
 use super::{FleetHandle, SubmitError};
 use marshal_config::{PathPurpose, Pool, WorkspaceMode};
@@ -261,6 +262,11 @@ impl FleetHandle {
             return result;
         }
         self.log_reload(cause, &result);
+        if result.is_ok() && self.0.shared.paused_runs.resume() {
+            for entry in self.0.pools.values() {
+                let _ = entry.actor.send_message(PoolMsg::JobFreed);
+            }
+        }
         state.stale_since_us = match &result {
             Ok(_) => None,
             Err(_) => state.stale_since_us.or(Some(at_us)),

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use super::budgets::RunLimits;
 use super::clock::{self, now_us};
 use super::fleet_event::{FleetEvent, TaskReport};
-use super::pool::{ActiveTask, OpenTasks, PoolMsg, PriorAttempts, RunSummary};
+use super::pool::{ActiveTask, OpenTasks, PoolMsg, PriorAttempts, RunSummary, may_be_sent_again};
 use super::run_bounds;
 use super::run_history::{self, AttemptRecord, ENDED, RUNNING, RunHistory};
 use super::session::{CheckResult, Tally, outcome};
@@ -177,8 +177,7 @@ impl FleetHandle {
             let spec = codec::read_spec(&row.id, &row.prompt, &row.spec);
             let spec = spec.map_err(|error| unreadable(run, error))?;
             let pool = PoolName::new(&row.pool).map_err(|error| unreadable(run, error))?;
-            let action =
-                choose_resume_action(self.0.pools.get(&pool), &spec, &row, attempts.last());
+            let action = choose_resume_action(self.0.pools.get(&pool), &spec, &row, &attempts);
             let task = UnfinishedTask::new(pool, spec, row, attempts);
             match action {
                 ResumeAction::Queue => plan.waiting.push(task),
@@ -208,7 +207,12 @@ impl FleetHandle {
         report_sender: &mpsc::Sender<Arc<TaskReport>>,
         limits: Option<Arc<RunLimits>>,
     ) -> BTreeMap<PoolName, Vec<ActiveTask>> {
-        let open = OpenTasks::with_limits(plan.waiting.len(), plan.has_failed(), limits);
+        let open = OpenTasks::with_limits(
+            plan.waiting.len(),
+            plan.has_failed(),
+            limits,
+            self.0.shared.config.supervisor.pause_after_denied(),
+        );
         let mut by_pool: BTreeMap<PoolName, Vec<ActiveTask>> = BTreeMap::new();
         for unfinished in std::mem::take(&mut plan.waiting) {
             let entry = self.0.pools.get(&unfinished.pool);
@@ -324,6 +328,7 @@ impl UnfinishedTask {
     fn new(pool: PoolName, spec: TaskSpec, row: StoredTask, attempts: Vec<AttemptRecord>) -> Self {
         let mut past = PriorAttempts {
             sent: row.attempts,
+            lost: lost_count(&attempts),
             ..PriorAttempts::default()
         };
         if let Some(last) = attempts.last() {
@@ -379,7 +384,7 @@ fn choose_resume_action(
     entry: Option<&PoolEntry>,
     spec: &TaskSpec,
     row: &StoredTask,
-    last: Option<&AttemptRecord>,
+    attempts: &[AttemptRecord],
 ) -> ResumeAction {
     if row.state != RUNNING {
         let missing = || {
@@ -396,13 +401,24 @@ fn choose_resume_action(
     let config = entry.map(|entry| &entry.shared.config);
     let check = spec.check.as_ref().or(config.map(|config| &config.check));
     let has_check = check.is_some_and(|argv| !argv.is_empty());
-    let more = entry.is_some() && row.attempts < attempts_of(entry, spec);
+    let (sent, limit) = (row.attempts, attempts_of(entry, spec));
+    let may_retry = |lost| entry.is_some() && may_be_sent_again(sent, lost, limit);
     let retries = config.is_some_and(|config| config.restart.on_crash == OnCrash::Retry);
-    match last_outcome(last, has_check) {
-        (TaskOutcome::Lost, _, _) if retries && more => ResumeAction::Retry,
-        (_, true, _) if more => ResumeAction::Retry,
+    let lost = lost_count(attempts);
+    match last_outcome(attempts.last(), has_check) {
+        (TaskOutcome::Lost, _, _) if retries && may_retry(lost.max(1)) => ResumeAction::Retry,
+        (_, true, _) if may_retry(lost) => ResumeAction::Retry,
         (outcome, _, why) => ResumeAction::End(outcome, why),
     }
+}
+
+/// How many of the attempts ended in a crash; one that the supervisor's end cut short counts too.
+fn lost_count(attempts: &[AttemptRecord]) -> u32 {
+    let is_lost = |attempt: &&AttemptRecord| match &attempt.turn {
+        None | Some((TurnOutcome::Lost, _)) => true,
+        Some(_) => false,
+    };
+    u32::try_from(attempts.iter().filter(is_lost).count()).unwrap_or(u32::MAX)
 }
 
 /// The state of a task whose prompt was accepted: its known outcome, whether its check failed, and

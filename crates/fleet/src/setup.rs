@@ -26,6 +26,7 @@ use super::delegate::Delegate;
 use super::files::WorkspaceFiles;
 use super::fleet_event::{BroadcastBudget, FleetEvent, SlotView};
 use super::hooks::Hooks;
+use super::paused_runs::PausedRuns;
 use super::program_record::ProgramRecords;
 use super::reload::{PolicyReader, PolicyReloads};
 use super::resource_usage::ResourceUsage;
@@ -149,6 +150,8 @@ pub(crate) struct Shared {
     pub(crate) mask: Arc<Mask>,
     /// Bounds of runs that are about to be submitted or resumed.
     pub(crate) run_bounds: PendingRunBounds,
+    /// Runs that are paused until the policies are loaded again.
+    pub(crate) paused_runs: PausedRuns,
     /// The tasks that other tasks depend on.
     pub(crate) dependencies: Arc<TaskDependencies>,
     /// Notifies people.
@@ -195,6 +198,7 @@ impl Shared {
             has_approvers: setup.has_approvers,
             mask: setup.mask,
             run_bounds: PendingRunBounds::default(),
+            paused_runs: PausedRuns::default(),
             dependencies: Arc::default(),
             hooks,
         }

@@ -13,6 +13,8 @@ string_enum!(
         Parked = "parked",
         /// A run ended.
         RunEnded = "run_ended",
+        /// A run is paused: its last tasks were denied.
+        RunPaused = "run_paused",
         /// A budget ran out.
         BudgetSpent = "budget_spent",
     }

@@ -21,8 +21,8 @@ use crate::cli::control_client::{Client, ClientError};
 use crate::cli::exit::Exit;
 use crate::cli::policy_watch::Watch;
 use crate::cli::run::{
-    DaemonControl, ItemSource, LocalControl, RunControl, RunDisplay, RunRequest, StartedRuns,
-    run_with_signals,
+    DaemonControl, FirstSignal, ItemSource, LocalControl, RunControl, RunDisplay, RunRequest,
+    StartedRuns, run_with_signals,
 };
 use crate::cli::signals::Signals;
 use crate::cli::streams::Streams;
@@ -529,7 +529,11 @@ pub(in crate::cli) async fn run_local<F: Fleet>(
     };
     let executor = Executor::Local(fleet.clone());
     let work = PlanRun::new(plan, state_file, state, executor, order.bounds);
-    let control = LocalControl(fleet, Arc::clone(&work.started_runs));
+    let control = LocalControl {
+        fleet,
+        runs: Arc::clone(&work.started_runs),
+        on_signal: FirstSignal::Cancel,
+    };
     run(
         work,
         RunDisplay::new(order, streams, None),

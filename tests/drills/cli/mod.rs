@@ -11,6 +11,7 @@ mod policy_tools;
 mod projects;
 mod script_model;
 mod session_diff;
+mod stopping;
 mod tutorial;
 
 mod configuration;
@@ -278,12 +279,13 @@ fn a_second_run_is_told_who_holds_the_state_and_may_work_beside_it() {
     exits(&drill.run(&["run", "--local", "say hi"]), 0, &[]);
     is_up(&mut first);
     first.signal("INT");
-    assert_eq!(first.wait(Duration::from_secs(60)), Some(1));
-    assert!(
-        drill.log("stdout.log").contains("cancelled"),
-        "{}",
-        drill.log("stdout.log")
-    );
+    eventually(Duration::from_secs(60), "it stops", || {
+        drill.log("stderr.log").contains("no further task begins")
+    });
+    first.signal("INT");
+    assert_eq!(first.wait(Duration::from_secs(60)), Some(130));
+    let out = drill.log("stdout.log");
+    assert!(out.contains("lost"), "{out}");
 }
 
 #[test]

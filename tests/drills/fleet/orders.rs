@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::drill::{Drill, NOBODY, count, eventually, metric};
+use crate::drill::{Drill, NOBODY, Running, count, eventually, metric};
 use crate::programs::install;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -41,7 +41,9 @@ fn outcomes(drill: &Drill, args: &[&str]) -> (Vec<Value>, Option<i32>, String) {
 
 #[test]
 fn a_restart_by_hand_ends_a_backoff() {
-    let more = format!("{COPY}\nrestart = {{ base = \"20m\", max = \"20m\", budget = 9 }}");
+    let more = format!(
+        "{COPY}\nrestart = {{ base = \"20m\", max = \"20m\", budget = 9, on_crash = \"report\" }}"
+    );
     let drill = Drill::new(&pool(&more));
     let mut running = drill.start(&["run", "--results", "results.jsonl", "crash", "say hello"]);
     eventually(LONG, "the slot backs off", || {
@@ -77,14 +79,23 @@ fn a_check_decides_whether_a_task_is_done() {
 fn a_running_check_can_be_cancelled() {
     let more = format!("{COPY}\ncheck = [\"sleep\", \"600\"]");
     let drill = Drill::new(&pool(&more));
-    let mut running = drill.start(&["run", "--results", "results.jsonl", "say hello"]);
+    let _daemon = drill.start(&["up"]);
+    eventually(LONG, "the daemon is ready", || {
+        drill.log("stderr.log").contains("listening on http://") && drill.get("/readyz").0 == 200
+    });
+    let client = drill
+        .command(&["run", "--results", "results.jsonl", "say hello"])
+        .spawn();
+    let mut client = Running {
+        child: client.expect("marshal starts"),
+    };
     eventually(LONG, "the check runs", || {
         drill.agents().iter().any(|pid| {
             fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == "sleep")
         })
     });
-    running.signal("TERM");
-    assert_eq!(running.wait(CLEANUP_TIMEOUT), Some(1));
+    client.signal("TERM");
+    assert_eq!(client.wait(CLEANUP_TIMEOUT), Some(1));
     assert_eq!(drill.results("results.jsonl")[0]["outcome"], "cancelled");
     eventually(CLEANUP_TIMEOUT, "nothing is left", || {
         drill.agents().is_empty()
@@ -104,12 +115,23 @@ fn signals_in_the_middle_of_starts_leave_nothing_and_lose_no_report() {
         });
         std::thread::sleep(Duration::from_millis(pause));
         running.signal("INT");
-        assert_eq!(running.wait(LONG), Some(1), "after {pause} ms");
+        eventually(LONG, "it stops", || {
+            drill.log("stderr.log").contains("no further task begins")
+        });
+        running.signal("INT");
+        assert_eq!(running.wait(LONG), Some(130), "after {pause} ms");
         let results = drill.results("results.jsonl");
-        assert_eq!(results.len(), 16, "after {pause} ms");
+        let left: i64 = drill
+            .database()
+            .query_row(
+                "SELECT count(*) FROM tasks WHERE state = 'queued' AND run = (SELECT max(run) FROM runs)",
+                [],
+                |row| row.get(0),
+            )
+            .expect("a count");
+        assert_eq!(results.len() as i64 + left, 16, "after {pause} ms");
         for result in &results {
-            let outcome = result["outcome"].as_str().expect("an outcome");
-            assert!(matches!(outcome, "cancelled" | "skipped"), "{result}");
+            assert_eq!(result["outcome"], "lost", "{result}");
         }
         eventually(CLEANUP_TIMEOUT, "nothing is left", || {
             drill.agents().is_empty()
@@ -134,7 +156,9 @@ fn a_silent_turn_times_out_and_a_talking_one_does_not() {
 
 #[test]
 fn what_is_no_protocol_ends_the_child_and_only_that() {
-    let more = format!("{COPY}\nrestart = {{ base = \"20ms\", max = \"50ms\", budget = 100 }}");
+    let more = format!(
+        "{COPY}\nrestart = {{ base = \"20ms\", max = \"50ms\", budget = 100, on_crash = \"report\" }}"
+    );
     let drill = Drill::new(&pool(&more));
     let (results, _, all) = outcomes(
         &drill,

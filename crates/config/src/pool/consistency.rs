@@ -27,14 +27,6 @@ pub(super) fn check_consistency(
     let none = pool.launcher == Launcher::None;
     let host = pool.network == Network::Host;
     if let Some(place) = &blame.on_crash
-        && pool.restart.on_crash == OnCrash::Retry
-        && pool.attempts == 1
-        && !blame.attempts_invalid
-    {
-        let message = "on_crash = \"retry\" needs attempts of at least 2: the first sending is one";
-        diagnostics.report(place, message, Some("set attempts = 2".to_owned()));
-    }
-    if let Some(place) = &blame.on_crash
         && pool.restart.on_crash == OnCrash::Resume
     {
         if pool.session == SessionScope::Task {

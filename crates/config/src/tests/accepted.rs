@@ -358,12 +358,48 @@ fn what_has_no_effect_is_noted() {
             .notes
             .join("\n")
     };
-    assert!(notes("attempts = 3").contains("attempts = 3 has no effect"));
-    assert_eq!(notes("attempts = 3\ncheck = [\"true\"]"), "");
+    let report = "restart = { on_crash = \"report\" }";
+    let attempts = notes(&format!("attempts = 3\n{report}"));
+    assert!(attempts.contains("attempts = 3 has no effect"));
+    let check = format!("attempts = 3\ncheck = [\"true\"]\n{report}");
+    assert_eq!(notes(&check), "");
+    assert_eq!(notes("attempts = 3"), "");
+}
+
+#[test]
+fn a_crashed_task_is_sent_again_where_its_attempt_changed_nothing_outside() {
+    let on_crash = |keys: &str| {
+        let config = accepted_by(&explicit_origin(), &script(keys));
+        only(&config).restart.on_crash
+    };
+    let copy = "workspace = { path = \"src\", mode = \"copy\" }\n";
+    assert_eq!(on_crash(copy), OnCrash::Retry);
+    let report = format!("{copy}restart = {{ on_crash = \"report\" }}");
+    assert_eq!(on_crash(&report), OnCrash::Report);
+    for keys in [
+        "workspace = { path = \"src\", mode = \"rw\" }",
+        "workspace = { path = \"src\", mode = \"ro\" }",
+    ] {
+        assert_eq!(on_crash(keys), OnCrash::Report, "{keys}");
+    }
     assert_eq!(
-        notes("attempts = 3\nrestart = { on_crash = \"retry\" }"),
-        ""
+        on_crash(&format!("{copy}network = \"host\"")),
+        OnCrash::Report
     );
+    assert_eq!(
+        on_crash(&format!("{copy}network = \"proxy\"")),
+        OnCrash::Report
+    );
+    let route = |more: &str| {
+        let text = format!(
+            "[route.own]\nupstream = \"http://127.0.0.1:1\"\nallow = [\"POST /x\"]\n{more}\n[pool.demo]\nagent = \"script\"\n{copy}network = \"routes\"\nroutes = [\"own\"]"
+        );
+        only(&accepted_by(&explicit_origin(), &text))
+            .restart
+            .on_crash
+    };
+    assert_eq!(route(""), OnCrash::Retry);
+    assert_eq!(route("server_tools = true"), OnCrash::Report);
 }
 
 #[test]

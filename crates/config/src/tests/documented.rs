@@ -187,6 +187,7 @@ const HOOK_SECRET: &str = "hook.own.secret = \"env:S\"\n";
 const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.agent", "\"scaiflux\""),
     ("pool.NAME.max_size", "4"),
+    ("pool.NAME.restart.on_crash", "\"report\""),
     ("http.tls.certificate", "\"cert.pem\""),
     ("http.tls.key", "\"/key.pem\""),
     ("token.NAME.file", "\"/etc/ops.token\""),

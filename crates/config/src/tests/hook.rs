@@ -91,7 +91,7 @@ fn hooks_that_cannot_be_are_refused() {
     );
     refused(
         "command = [\"/bin/x\"]\nevents = [\"approvals\"]\n",
-        "expected \"approval\", \"parked\", \"run_ended\" or \"budget_spent\", found \"approvals\"",
+        "expected \"approval\", \"parked\", \"run_ended\", \"run_paused\" or \"budget_spent\", found \"approvals\"",
     );
     refused(
         "command = [\"/bin/x\"]\npools = [\"other\"]\n",

@@ -91,6 +91,11 @@ enum Line<'a> {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         wait_ms: Option<u64>,
     },
+    RunPaused {
+        run: Cow<'a, str>,
+        pool: Cow<'a, str>,
+        rules: Cow<'a, [String]>,
+    },
     Ended {
         report: Box<Report<'a>>,
     },
@@ -199,6 +204,11 @@ fn notice(notice: &FleetEvent) -> String {
             pool: Cow::Borrowed(pool.as_str()),
             wait_ms: wait.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
         }),
+        FleetEvent::RunPaused { run, pool, rules } => write(&Line::RunPaused {
+            run: Cow::Borrowed(run.as_str()),
+            pool: Cow::Borrowed(pool.as_str()),
+            rules: Cow::Borrowed(rules),
+        }),
         FleetEvent::TaskEnded(ended) => write(&Line::Ended {
             report: Box::new(ended.to_stored()),
         }),
@@ -291,8 +301,8 @@ pub fn read_item(line: &str) -> Result<Option<RunStreamItem>, ViewError> {
     let tag: Tag<'_> = serde_json::from_str(line).map_err(shape)?;
     match tag.kind_of_line.as_ref() {
         "event" => read_event(line),
-        "queued" | "assigned" | "slot" | "approval" | "paused" | "ended" | "lagged"
-        | "complete" => {
+        "queued" | "assigned" | "slot" | "approval" | "paused" | "run_paused" | "ended"
+        | "lagged" | "complete" => {
             let line: Line<'_> = serde_json::from_str(line).map_err(shape)?;
             read_line(line).map(Some)
         }
@@ -343,6 +353,11 @@ fn read_line(line: Line<'_>) -> Result<RunStreamItem, ViewError> {
         Line::Paused { pool, wait_ms } => RunStreamItem::Notice(FleetEvent::PoolPaused {
             pool: id("pool", &pool, PoolName::new)?,
             wait: wait_ms.map(Duration::from_millis),
+        }),
+        Line::RunPaused { run, pool, rules } => RunStreamItem::Notice(FleetEvent::RunPaused {
+            run: id("run", &run, RunId::new)?,
+            pool: id("pool", &pool, PoolName::new)?,
+            rules: rules.into_owned(),
         }),
         Line::Ended { report } => RunStreamItem::Ended(Arc::new(TaskReport::from_stored(*report)?)),
         Line::Run { .. } | Line::Log { .. } => {

@@ -369,6 +369,7 @@ impl Filter {
                 self.working.get(slot) == Some(session)
             }
             FleetEvent::SlotChanged { .. } | FleetEvent::PoolPaused { .. } => true,
+            FleetEvent::RunPaused { run, .. } => *run == self.run,
             FleetEvent::TaskEnded(report) => report.run == self.run,
         }
     }

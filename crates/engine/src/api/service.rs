@@ -108,6 +108,10 @@ pub trait Fleet: Clone + Send + Sync + 'static {
     /// Returns whether the fleet accepts work.
     fn readiness(&self) -> Readiness;
 
+    /// Starts no further task of a run, and lets its running ones end. The rest is left to
+    /// [`Self::resume_run`] of a later start, without reports.
+    fn suspend(&self, run: &RunId);
+
     /// Starts no further task of this run and cancels its running turns; each of its tasks still
     /// gets a report.
     fn cancel(&self, run: &RunId);
@@ -248,6 +252,10 @@ impl Fleet for FleetHandle {
 
     fn readiness(&self) -> Readiness {
         self.readiness()
+    }
+
+    fn suspend(&self, run: &RunId) {
+        self.suspend(run);
     }
 
     fn cancel(&self, run: &RunId) {

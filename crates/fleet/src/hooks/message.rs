@@ -103,6 +103,12 @@ fn describe_notification(notification: &Notification) -> String {
             let how = if *code == 0 { "is done" } else { "ended" };
             format!("run {run} {how}: {counts}")
         }
+        Notification::RunPaused { run, pool, rules } => {
+            let rules = rules.iter().map(|rule| escape_for_display(rule, WORD));
+            let rules = rules.collect::<Vec<_>>().join(", ");
+            let rules = escape_for_display(&rules, SENTENCE);
+            format!("run {run} is paused: its last tasks were denied (pool {pool}, by {rules})")
+        }
         Notification::BudgetSpent {
             pool,
             slot,
@@ -181,6 +187,13 @@ fn fields(notification: &Notification, is_whole: bool) -> Value {
                 .map(|(outcome, count)| (outcome.as_str().to_owned(), json!(count)))
                 .collect();
             json!({"run": run.as_str(), "code": code, "pools": pools, "tasks": tasks})
+        }
+        Notification::RunPaused { run, rules, .. } => {
+            let rules = rules
+                .iter()
+                .take(list_limit)
+                .map(|rule| escape_for_display(rule, WORD));
+            json!({"run": run.as_str(), "rules": rules.collect::<Vec<_>>()})
         }
         Notification::BudgetSpent {
             slot,

@@ -2,6 +2,7 @@
 //!
 //! Must not count anything.
 
+use super::ActiveTask;
 use super::ending::end_unstarted;
 use super::slot::{RetainedSession, Slot};
 use super::state::PoolState;
@@ -11,7 +12,7 @@ use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::Write;
 use marshal_model::{BudgetAction, ExitClass, RunId, SlotState};
 use marshal_telemetry::event::child::SlotParked;
-use marshal_telemetry::event::task::TaskLocation;
+use marshal_telemetry::event::task::{TaskLeft, TaskLocation};
 
 impl PoolState {
     /// Ends the queued tasks of a run that reached a bound; with `cancels` also its running ones.
@@ -30,6 +31,30 @@ impl PoolState {
             work.task.cancelled = true;
             let _ = work.actor.send_message(SessionMsg::Cancel);
         }
+    }
+
+    /// Leaves the queued tasks of a run in the journal, for a later start.
+    pub(super) fn suspend(&mut self, run: &RunId) {
+        let working = self.slots.iter().filter_map(|slot| slot.work.as_ref());
+        for work in working.filter(|work| work.task.run == *run) {
+            work.task.open_tasks.suspend();
+        }
+        let mut waiting = Vec::from(self.queue.take_all_if(|task| task.run == *run));
+        waiting.extend(self.blocked.extract_if(.., |task| task.run == *run));
+        for task in waiting {
+            task.open_tasks.suspend();
+            self.leave_task(task);
+        }
+    }
+
+    /// Drops a queued task of a suspended run; its row in the journal stays queued.
+    pub(super) fn leave_task(&self, task: ActiveTask) {
+        self.pool.release_tasks(1);
+        TaskLeft {
+            pool: &self.pool.config.name,
+            task: &task.spec.id,
+        }
+        .emit();
     }
 
     /// Parks every free slot if a budget of the pool is spent whose action is to park.

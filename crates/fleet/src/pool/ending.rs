@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::PoolMsg;
 use super::slot::RetainedSession;
 use super::state::PoolState;
-use super::task::{self, ActiveTask};
+use super::task::{self, ActiveTask, OpenTasks};
 use crate::channel::ChannelEnd;
 use crate::clock::{self, now_us};
-use crate::fleet_event::{FleetEvent, SlotView};
+use crate::fleet_event::{FleetEvent, SlotView, TaskReport};
 use crate::notification::Notification;
 use crate::session::Attempt;
 use marshal_config::OnCrash;
@@ -245,12 +245,12 @@ impl PoolState {
     /// Ends the task or requeues it; `true` if its prompt is sent again, in a new session.
     pub(super) fn finish_or_retry_task(
         &mut self,
-        task: ActiveTask,
+        mut task: ActiveTask,
         attempt: &Attempt,
         parked: Option<String>,
     ) -> bool {
         let closing = self.must_not_retry(&task);
-        let more = task.sent < task.attempts && !closing;
+        let more = task.may_be_sent_again() && !closing;
         let again = match task::classify_attempt(attempt, closing) {
             task::AttemptResult::Ended(outcome, why) => {
                 self.end_task(task, outcome, why);
@@ -265,8 +265,13 @@ impl PoolState {
                 None => false,
             },
             task::AttemptResult::Lost(why) => {
-                let retry = self.pool.config.restart.on_crash == OnCrash::Retry && more;
-                if !retry {
+                // Nothing of a conversation is sent again: its person sees the crash and decides.
+                let retries = self.pool.config.restart.on_crash == OnCrash::Retry
+                    && self.slots[usize::from(attempt.index)]
+                        .conversation
+                        .is_none();
+                task.lost += 1;
+                if !retries || closing || !task.may_be_sent_again() {
                     self.end_task(task, TaskOutcome::Lost, Some(why));
                     return false;
                 }
@@ -286,7 +291,9 @@ impl PoolState {
 
     /// Whether this task must end now instead of being sent again.
     pub(super) fn must_not_retry(&self, task: &ActiveTask) -> bool {
-        self.cancelled || self.stopping || task.cancelled || task.open_tasks.is_over()
+        // A suspended run goes on after the stop.
+        let stops = self.stopping && !task.open_tasks.is_suspended();
+        self.cancelled || stops || task.cancelled || task.open_tasks.is_over()
     }
 
     /// Journals that a task is queued again, and puts it before the others of its priority.
@@ -306,6 +313,9 @@ impl PoolState {
         .emit();
         task.queued = clock::now();
         task.job_permit = None;
+        if task.open_tasks.is_suspended() {
+            return self.leave_task(task);
+        }
         self.requeue_front(index, task);
     }
 
@@ -332,7 +342,8 @@ impl PoolState {
                 from,
             }
             .emit();
-            let summary = task.open_tasks.record_end(&self.pool.config.name, outcome);
+            let open_tasks = Arc::clone(&task.open_tasks);
+            let progress = open_tasks.record_end(&self.pool.config.name, outcome);
             let (report, sender) = task.into_report(&self.pool.config.name, outcome, why);
             let detail = report.detail.as_ref().map(|detail| detail.raw().to_owned());
             writes.push(Write::TaskUpdated {
@@ -347,7 +358,10 @@ impl PoolState {
             });
             // In a run that spans pools, this commit may come before the commit with the end of
             // another pool's task. That is safe: a run with an open task counts as unfinished.
-            if let Some(summary) = summary {
+            if progress.is_paused_now {
+                self.announce_pause(&report, open_tasks);
+            }
+            if let Some(summary) = progress.ended {
                 writes.push(Write::RunEnded {
                     run: report.run.clone(),
                     at_us: now_us(),
@@ -373,6 +387,22 @@ impl PoolState {
             }
         });
         self.submit_commit(commit);
+    }
+
+    /// The tasks of a run are denied one after the other: a person should look at the policy.
+    fn announce_pause(&self, last: &TaskReport, open_tasks: Arc<OpenTasks>) {
+        tracing::warn!(run = %last.run, "the run is paused: its last tasks were denied");
+        self.shared.paused_runs.add(open_tasks);
+        self.shared.hooks.notify(&Notification::RunPaused {
+            run: last.run.clone(),
+            pool: last.pool.clone(),
+            rules: last.denied_by.clone(),
+        });
+        self.shared.notify_subscribers(FleetEvent::RunPaused {
+            run: last.run.clone(),
+            pool: last.pool.clone(),
+            rules: last.denied_by.clone(),
+        });
     }
 
     pub(super) fn submit_write(&self, write: Write) {

@@ -27,7 +27,7 @@ pub(crate) use operator::OperatorRequest;
 use queue::Queue;
 use slot::{RetainedSession, Slot};
 use state::PoolState;
-pub(crate) use task::{ActiveTask, OpenTasks, PriorAttempts, RunSummary};
+pub(crate) use task::{ActiveTask, OpenTasks, PriorAttempts, RunSummary, may_be_sent_again};
 
 use super::channel::ChannelEnd;
 use super::operator::OperatorResult;
@@ -107,6 +107,8 @@ pub(crate) enum PoolMsg {
     /// Starts no new task and cancels running turns: of one run, or with `None` of all,
     /// permanently.
     Cancel(Option<RunId>),
+    /// Leave what of this run has not begun to a later start.
+    Suspend(RunId),
     /// A run reached a bound: none of its tasks begins any more.
     RunLimitReached {
         /// The run's id.
@@ -235,6 +237,7 @@ impl Actor for Pool {
             PoolMsg::BackoffEnded { index, round } => state.backoff_ended(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
             PoolMsg::Cancel(run) => state.cancel(run.as_ref()),
+            PoolMsg::Suspend(run) => state.suspend(&run),
             PoolMsg::Operator { order, done } => state.handle_operator_request(order, done),
             PoolMsg::Conversation(message) => state.handle_conversation_msg(message),
             PoolMsg::Stop { now } => state.stop(now),

@@ -165,7 +165,7 @@ mod tests {
             ..RunBounds::default()
         };
         let limits = RunLimits::start(&run, bounds, marshal_model::Amount::default(), Vec::new());
-        OpenTasks::with_limits(usize::MAX, false, limits)
+        OpenTasks::with_limits(usize::MAX, false, limits, None)
     }
 
     fn task(open: &Arc<OpenTasks>, id: &str) -> ActiveTask {

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ use marshal_model::{
 pub(crate) struct ActiveTask {
     pub(crate) run: RunId,
     pub(crate) spec: TaskSpec,
-    /// How often its prompt may be sent.
+    /// How often its prompt may be sent, without the retry of a crash.
     pub(crate) attempts: u32,
     /// Receives its report; has capacity for every task of the run.
     pub(crate) report_sender: mpsc::Sender<Arc<TaskReport>>,
@@ -46,6 +46,8 @@ pub(crate) struct ActiveTask {
     pub(crate) job_permit: Option<JobPermit>,
     /// How often its prompt was sent.
     pub(crate) sent: u32,
+    /// How often its child ended during the turn.
+    pub(crate) lost: u32,
     pub(crate) restarts: u32,
     pub(crate) backoff: Duration,
     tally: Tally,
@@ -79,6 +81,7 @@ impl ActiveTask {
             dependencies: Vec::new(),
             job_permit: None,
             sent: 0,
+            lost: 0,
             restarts: 0,
             backoff: Duration::ZERO,
             tally: Tally::default(),
@@ -99,6 +102,9 @@ impl ActiveTask {
 
     /// Acquires a job permit of its run; `false` if it may not begin now.
     pub(super) fn acquire_job(&mut self) -> bool {
+        if self.open_tasks.is_held() {
+            return false;
+        }
         let Some(limits) = &self.open_tasks.limits else {
             return true;
         };
@@ -109,6 +115,7 @@ impl ActiveTask {
     /// Sets the state that earlier starts of the supervisor left.
     pub(crate) fn with_prior_attempts(mut self, past: PriorAttempts) -> Self {
         self.sent = past.sent;
+        self.lost = past.lost;
         self.tally = past.tally;
         self.last = past.last;
         self.copy = past.copy;
@@ -116,6 +123,11 @@ impl ActiveTask {
         self.changes_cut = self.copy.is_some();
         self.first_assigned = past.begun;
         self
+    }
+
+    /// Whether its prompt may be sent again.
+    pub(super) fn may_be_sent_again(&self) -> bool {
+        may_be_sent_again(self.sent, self.lost, self.attempts)
     }
 
     /// Adds the results of an attempt.
@@ -165,11 +177,19 @@ impl ActiveTask {
     }
 }
 
+/// Whether a prompt that was sent this often, with so many of them lost in a crash, may be sent
+/// again. The first crash does not count against the attempts.
+pub(crate) fn may_be_sent_again(sent: u32, lost: u32, attempts: u32) -> bool {
+    sent.saturating_sub(lost.min(1)) < attempts
+}
+
 /// A task's state from earlier starts of the supervisor.
 #[derive(Debug, Default)]
 pub(crate) struct PriorAttempts {
     /// How often its prompt was sent.
     pub(crate) sent: u32,
+    /// How often it was lost in a crash, with the end of the supervisor.
+    pub(crate) lost: u32,
     pub(crate) tally: Tally,
     /// The slot and session of its last attempt.
     pub(crate) last: Option<(SlotId, SessionId)>,
@@ -188,12 +208,28 @@ pub(crate) struct OpenTasks {
     so_far: Mutex<RunSummary>,
     /// The run's bounds, if it has any.
     pub(crate) limits: Option<Arc<RunLimits>>,
+    /// The number of denied tasks in a row that pause the run; `None`: nothing does.
+    pause_after: Option<u32>,
+    /// Whether no task begins until the policies are loaded again.
+    is_paused: AtomicBool,
+    /// Whether no task begins until the run is continued: what waits is left in the journal.
+    is_suspended: AtomicBool,
+}
+
+/// What the end of a task means for its run.
+#[derive(Debug)]
+pub(crate) struct RunProgress {
+    /// The run's result, if it was the last task.
+    pub(crate) ended: Option<RunSummary>,
+    /// Whether the run is paused now, because its last tasks were denied.
+    pub(crate) is_paused_now: bool,
 }
 
 /// The result of a run so far.
 #[derive(Debug, Default)]
 pub(crate) struct RunSummary {
     failed: bool,
+    denied_in_a_row: u32,
     pools: BTreeSet<PoolName>,
     tasks: BTreeMap<TaskOutcome, u64>,
 }
@@ -202,6 +238,12 @@ impl RunSummary {
     /// Adds the end of a task.
     pub(crate) fn add(&mut self, pool: &PoolName, outcome: TaskOutcome) {
         self.failed |= outcome != TaskOutcome::Done;
+        self.denied_in_a_row = match outcome {
+            TaskOutcome::Denied => self.denied_in_a_row.saturating_add(1),
+            // These say nothing about the policy.
+            TaskOutcome::Skipped | TaskOutcome::Cancelled => self.denied_in_a_row,
+            _ => 0,
+        };
         *self.tasks.entry(outcome).or_default() += 1;
         if !self.pools.contains(pool) {
             self.pools.insert(pool.clone());
@@ -227,14 +269,15 @@ impl RunSummary {
 impl OpenTasks {
     /// For a run with `left` open tasks. `failed`: an ended task of it is not done.
     pub(crate) fn new(left: usize, failed: bool) -> Arc<Self> {
-        Self::with_limits(left, failed, None)
+        Self::with_limits(left, failed, None, None)
     }
 
-    /// Like [`Self::new`], for a run with these bounds.
+    /// Like [`Self::new`], for a run with these bounds, which so many denied tasks in a row pause.
     pub(crate) fn with_limits(
         left: usize,
         failed: bool,
         limits: Option<Arc<RunLimits>>,
+        pause_after: Option<u32>,
     ) -> Arc<Self> {
         Arc::new(Self {
             left: AtomicUsize::new(left),
@@ -243,7 +286,35 @@ impl OpenTasks {
                 ..RunSummary::default()
             }),
             limits,
+            pause_after,
+            is_paused: AtomicBool::new(false),
+            is_suspended: AtomicBool::new(false),
         })
+    }
+
+    /// Leaves what has not begun to a later start.
+    pub(super) fn suspend(&self) {
+        self.is_suspended.store(true, Ordering::Release);
+    }
+
+    /// Whether what has not begun is left to a later start.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.is_suspended.load(Ordering::Acquire)
+    }
+
+    /// Ends a pause.
+    pub(crate) fn unpause(&self) {
+        self.lock().denied_in_a_row = 0;
+        self.is_paused.store(false, Ordering::Release);
+    }
+
+    /// Whether no task may begin, whatever the bounds are.
+    fn is_held(&self) -> bool {
+        self.is_paused.load(Ordering::Acquire) || self.is_suspended()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, RunSummary> {
+        self.so_far.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a bound of the run was reached, so that no task of it begins any more.
@@ -254,7 +325,7 @@ impl OpenTasks {
     /// Whether a task of the run might get a job permit now.
     pub(super) fn has_free_job(&self) -> bool {
         let limits = self.limits.as_ref();
-        limits.is_none_or(|limits| limits.has_free_job())
+        !self.is_held() && limits.is_none_or(|limits| limits.has_free_job())
     }
 
     /// For a conversation, whose run does not end with its last prompt.
@@ -262,12 +333,17 @@ impl OpenTasks {
         Self::new(usize::MAX, false)
     }
 
-    /// Records the end of a task; returns the run's result if it was the last one.
-    pub(crate) fn record_end(&self, pool: &PoolName, outcome: TaskOutcome) -> Option<RunSummary> {
-        let mut so_far = self.so_far.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Records the end of a task.
+    pub(crate) fn record_end(&self, pool: &PoolName, outcome: TaskOutcome) -> RunProgress {
+        let mut so_far = self.lock();
         so_far.add(pool, outcome);
         let was = self.left.fetch_sub(1, Ordering::AcqRel);
-        (was == 1).then(|| std::mem::take(&mut *so_far))
+        let is_full = Some(so_far.denied_in_a_row) == self.pause_after;
+        let is_paused_now = was > 1 && is_full && !self.is_paused.swap(true, Ordering::AcqRel);
+        RunProgress {
+            ended: (was == 1).then(|| std::mem::take(&mut *so_far)),
+            is_paused_now,
+        }
     }
 }
 

@@ -83,6 +83,24 @@ impl TaskEnded<'_> {
     }
 }
 
+/// A queued task was left in the journal, for a later start.
+#[derive(Debug)]
+pub struct TaskLeft<'a> {
+    /// The pool.
+    pub pool: &'a PoolName,
+    /// The task.
+    pub task: &'a TaskId,
+}
+
+impl TaskLeft<'_> {
+    /// Logs and counts.
+    pub fn emit(self) {
+        let pool = self.pool.as_str();
+        gauge(&names::QUEUE_TASKS, &[pool]).decrement(1.0);
+        tracing::info!(pool, task = %self.task, "task left for a later start");
+    }
+}
+
 /// A pool's queue refused a task.
 #[derive(Debug)]
 pub struct QueueRejected<'a> {

@@ -353,7 +353,8 @@ impl PlaneWorker {
                 FleetEvent::TaskQueued { .. }
                 | FleetEvent::SlotChanged { .. }
                 | FleetEvent::ApprovalPending { .. }
-                | FleetEvent::PoolPaused { .. },
+                | FleetEvent::PoolPaused { .. }
+                | FleetEvent::RunPaused { .. },
             ) => None,
             Err(RecvError::Lagged(_)) => {
                 self.by_session.clear();

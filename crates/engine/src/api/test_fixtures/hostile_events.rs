@@ -244,6 +244,11 @@ pub fn hostile_items(evil: &str) -> (TaskReport, Vec<FleetEvent>) {
             pool: slot(0).pool,
             wait: Some(std::time::Duration::from_secs(2)),
         },
+        FleetEvent::RunPaused {
+            run: RunId::new("run-1").expect("id"),
+            pool: slot(0).pool,
+            rules: vec![evil.to_owned()],
+        },
     ];
     let at = slot(0);
     let events = [

@@ -1,6 +1,6 @@
 //! A small fleet for the tests of the doors and of the command line: no processes, real channels.
 //!
-//! A task's prompt says what becomes of it: `done`, `deny`, `hang` (until it is cancelled),
+//! A task's prompt says what becomes of it: `done`, `deny`, `hang` (until its run is cancelled or suspended),
 //! `flood N` (N events, then done), `stall` (it is never taken in).
 
 #![allow(
@@ -54,7 +54,7 @@ pub struct FakeFleet(Arc<Inner>);
 struct Inner {
     notices: broadcast::Sender<FleetEvent>,
     log: broadcast::Sender<UntrustedText>,
-    runs: Mutex<HashMap<RunId, CancellationToken>>,
+    runs: Mutex<HashMap<RunId, RunTokens>>,
     /// What an earlier start left of a run: reports, and tasks that wait.
     pub left: Mutex<HashMap<RunId, Left>>,
     pub restarts: AtomicUsize,
@@ -132,6 +132,13 @@ pub fn event(slot: &SlotId, session: &SessionId, task: &TaskId, event: Event) ->
         }]),
         permit: None,
     }
+}
+
+/// What was asked of a run.
+#[derive(Debug, Clone, Default)]
+struct RunTokens {
+    cancelled: CancellationToken,
+    suspended: CancellationToken,
 }
 
 impl FakeFleet {
@@ -214,12 +221,15 @@ impl FakeFleet {
         run: RunId,
         tasks: Vec<TaskSpec>,
         reports: mpsc::Sender<Arc<TaskReport>>,
-        cancelled: CancellationToken,
+        tokens: RunTokens,
     ) {
         for (index, task) in tasks.into_iter().enumerate() {
             let at = slot(u16::try_from(index % 4).expect("small"));
             let session = SessionId::new(&format!("s-{run}-{index}")).expect("id");
-            let skipped = cancelled.is_cancelled();
+            if tokens.suspended.is_cancelled() {
+                return;
+            }
+            let skipped = tokens.cancelled.is_cancelled();
             let mut report = report(&run, &task.id, TaskOutcome::Skipped);
             if !skipped {
                 self.publish(FleetEvent::TaskAssigned {
@@ -231,8 +241,7 @@ impl FakeFleet {
                 });
                 report.slot = Some(at.clone());
                 report.session = Some(session.clone());
-                self.turn(&task, &at, &session, &cancelled, &mut report)
-                    .await;
+                self.turn(&task, &at, &session, &tokens, &mut report).await;
             }
             let report = Arc::new(report);
             let _ = reports.send(Arc::clone(&report)).await;
@@ -245,7 +254,7 @@ impl FakeFleet {
         task: &TaskSpec,
         at: &SlotId,
         session: &SessionId,
-        cancelled: &CancellationToken,
+        tokens: &RunTokens,
         report: &mut TaskReport,
     ) {
         report.outcome = TaskOutcome::Done;
@@ -279,8 +288,10 @@ impl FakeFleet {
                     self.0.killed.cancelled().await;
                     report.outcome = TaskOutcome::Lost;
                 } else {
-                    cancelled.cancelled().await;
-                    report.outcome = TaskOutcome::Cancelled;
+                    tokio::select! {
+                        () = tokens.cancelled.cancelled() => report.outcome = TaskOutcome::Cancelled,
+                        () = tokens.suspended.cancelled() => {}
+                    }
                 }
             }
             _ => {}
@@ -360,10 +371,10 @@ impl Fleet for FakeFleet {
             return Err(Refusal::Tasks("there is no such pool".to_owned()));
         }
         let (sender, receiver) = mpsc::channel(tasks.len().max(1));
-        let cancelled = CancellationToken::new();
+        let tokens = RunTokens::default();
         let inner = &self.0;
         let mut runs = inner.runs.lock().expect("lock");
-        runs.insert(run.clone(), cancelled.clone());
+        runs.insert(run.clone(), tokens.clone());
         for task in &tasks {
             self.publish(FleetEvent::TaskQueued {
                 run: run.clone(),
@@ -371,7 +382,7 @@ impl Fleet for FakeFleet {
                 pool: PoolName::new("demo").expect("name"),
             });
         }
-        tokio::spawn(self.clone().work(run, tasks, sender, cancelled));
+        tokio::spawn(self.clone().work(run, tasks, sender, tokens));
         Ok(receiver)
     }
 
@@ -464,8 +475,14 @@ impl Fleet for FakeFleet {
     }
 
     fn cancel(&self, run: &RunId) {
-        if let Some(cancelled) = self.0.runs.lock().expect("lock").get(run) {
-            cancelled.cancel();
+        if let Some(tokens) = self.0.runs.lock().expect("lock").get(run) {
+            tokens.cancelled.cancel();
+        }
+    }
+
+    fn suspend(&self, run: &RunId) {
+        if let Some(tokens) = self.0.runs.lock().expect("lock").get(run) {
+            tokens.suspended.cancel();
         }
     }
 
@@ -479,8 +496,8 @@ impl Fleet for FakeFleet {
     }
 
     fn cancel_all(&self) {
-        for cancelled in self.0.runs.lock().expect("lock").values() {
-            cancelled.cancel();
+        for tokens in self.0.runs.lock().expect("lock").values() {
+            tokens.cancelled.cancel();
         }
     }
 

@@ -31,7 +31,15 @@ const OVERLAP_US: i64 = 10_000_000;
 const MAX_TRACKED_SESSIONS: usize = 10_000;
 
 /// The live events that the fleet's stream has in addition to the events of sessions.
-const NOTICES: [&str; 6] = ["queued", "assigned", "slot", "approval", "paused", "ended"];
+const NOTICES: [&str; 7] = [
+    "queued",
+    "assigned",
+    "slot",
+    "approval",
+    "paused",
+    "run_paused",
+    "ended",
+];
 
 /// Why a stream ends.
 enum StreamEnd {
@@ -455,6 +463,7 @@ impl FleetStream {
                 ("approval", &slot.pool, Some(session), item(notice))
             }
             FleetEvent::PoolPaused { pool, .. } => ("paused", pool, None, item(notice)),
+            FleetEvent::RunPaused { pool, .. } => ("run_paused", pool, None, item(notice)),
             FleetEvent::TaskEnded(report) => {
                 let line = json_lines::item_json(&RunStreamItem::Ended(Arc::clone(report)));
                 ("ended", &report.pool, report.session.as_ref(), line)
