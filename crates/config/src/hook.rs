@@ -130,7 +130,7 @@ const URL_PATTERN: &str = "^https?://[^/?#@]+(/[^#]*)?$";
 /// The JSON-schema pattern of a pool's name.
 const POOL_PATTERN: &str = "^[a-z0-9][a-z0-9-]{0,31}$";
 /// The schema's pattern of an event.
-const EVENT_PATTERN: &str = "^(approval|parked|run_ended|budget_spent)$";
+const EVENT_PATTERN: &str = "^(approval|parked|run_ended|run_paused|budget_spent)$";
 
 /// The default of `timeout` of a command.
 const TIMEOUT: Duration = Duration::from_secs(10);

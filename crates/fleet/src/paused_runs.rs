@@ -20,7 +20,9 @@ impl PausedRuns {
     /// Ends the pause of every run; `false` if there was none.
     pub(crate) fn resume(&self) -> bool {
         let runs = std::mem::take(&mut *self.lock());
-        runs.iter().for_each(|run| run.unpause());
+        for run in &runs {
+            run.unpause();
+        }
         !runs.is_empty()
     }
 

@@ -43,12 +43,12 @@ impl PoolState {
         waiting.extend(self.blocked.extract_if(.., |task| task.run == *run));
         for task in waiting {
             task.open_tasks.suspend();
-            self.leave_task(task);
+            self.leave_task(&task);
         }
     }
 
     /// Drops a queued task of a suspended run; its row in the journal stays queued.
-    pub(super) fn leave_task(&self, task: ActiveTask) {
+    pub(super) fn leave_task(&self, task: &ActiveTask) {
         self.pool.release_tasks(1);
         TaskLeft {
             pool: &self.pool.config.name,

@@ -314,7 +314,7 @@ impl PoolState {
         task.queued = clock::now();
         task.job_permit = None;
         if task.open_tasks.is_suspended() {
-            return self.leave_task(task);
+            return self.leave_task(&task);
         }
         self.requeue_front(index, task);
     }
