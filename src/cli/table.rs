@@ -11,8 +11,8 @@ use unicode_width::UnicodeWidthStr;
 
 use super::board::span;
 use marshal_fleet::{ChangeKind, TaskReport};
-use marshal_model::TaskOutcome;
 use marshal_model::untrusted::escape_for_display;
+use marshal_model::{TaskOutcome, UnaskedCalls};
 
 /// Columns of a task's id.
 const TASK: usize = 32;
@@ -221,6 +221,18 @@ fn summary(text: &mut String, rows: &[&TaskReport], missing: usize, took: Durati
         let _ = write!(text, ", {missing} without a result");
     }
     let _ = writeln!(text, " in {}", span(took));
+    let mut unasked = UnaskedCalls::default();
+    for row in rows {
+        unasked.add(row.unasked);
+    }
+    if unasked.total() > 0 {
+        let _ = writeln!(
+            text,
+            "{} tool calls ran without a permission request: by the policy {}",
+            unasked.total(),
+            unasked.describe()
+        );
+    }
 }
 
 /// Explains failed tasks, and shows where changed files are.
@@ -276,10 +288,11 @@ fn explanation(row: &TaskReport) -> Option<String> {
         };
         parts.push(format!("done, with {} denied{by}", row.denied));
     }
-    if row.unasked_denied > 0 {
+    if row.unasked.ask + row.unasked.denied > 0 {
         parts.push(format!(
-            "{} tool calls ran without a permission request, against the policy",
-            row.unasked_denied
+            "{} tool calls ran without a permission request: by the policy {}",
+            row.unasked.total(),
+            row.unasked.describe()
         ));
     }
     let changed = row.changes_cut || !row.changes.is_empty();

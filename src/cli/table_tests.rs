@@ -164,7 +164,7 @@ fn denials_beside_success_and_unasked_calls_are_said() {
     let mut rows = [row("a", TaskOutcome::Done), row("b", TaskOutcome::Done)];
     rows[0].denied = 2;
     rows[0].denied_by = vec!["net".to_owned(), "guard:git".to_owned()];
-    rows[1].unasked_denied = 3;
+    rows[1].unasked.denied = 3;
     let text = render(&all(&rows), 1, Duration::ZERO, PIPE);
     assert!(
         text.contains("2 of 3 done, 1 without a result in 0.0s"),

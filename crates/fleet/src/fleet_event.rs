@@ -11,7 +11,7 @@ use std::time::Duration;
 use marshal_model::limits::BROADCAST_BYTES;
 use marshal_model::{
     PermissionRequestId, PoolName, RunId, SessionId, SlotId, SlotState, StampedEvent, TaskId,
-    TaskOutcome, UntrustedText, Usage,
+    TaskOutcome, UnaskedCalls, UntrustedText, Usage,
 };
 
 /// One event for subscribers.
@@ -171,8 +171,8 @@ pub struct TaskReport {
     /// Requests for which the policy required a person. If nobody could be asked, the request is
     /// denied and also counted in `denied`.
     pub approvals: u32,
-    /// Tool calls that ran without a permission request and that the policy would have denied.
-    pub unasked_denied: u32,
+    /// Tool calls that ran without a permission request, over all attempts.
+    pub unasked: UnaskedCalls,
     /// The rules that denied a request, without duplicates, in the order of their first denial.
     pub denied_by: Vec<String>,
     /// Tokens, as the agent reports them, over all attempts.

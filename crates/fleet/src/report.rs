@@ -12,7 +12,8 @@ use marshal_journal::codec::{
     ChangedFile, CodecError, Report, RequestCounts, TokenCounts, read_report, write_report,
 };
 use marshal_model::{
-    PoolName, RunId, SessionId, SlotId, TaskId, TaskOutcome, UntrustedText, Usage, untrusted,
+    PoolName, RunId, SessionId, SlotId, TaskId, TaskOutcome, UnaskedCalls, UntrustedText, Usage,
+    untrusted,
 };
 
 /// Why a stored report is invalid.
@@ -48,7 +49,9 @@ impl TaskReport {
                 denied: self.denied,
                 approvals: self.approvals,
             },
-            unasked_denied: self.unasked_denied,
+            unasked_denied: self.unasked.denied,
+            unasked_ask: self.unasked.ask,
+            unasked_allowed: self.unasked.allowed,
             denied_by: Cow::Borrowed(&self.denied_by),
             tokens: TokenCounts {
                 input: self.usage.input,
@@ -99,7 +102,11 @@ impl TaskReport {
             allowed: stored.requests.allowed,
             denied: stored.requests.denied,
             approvals: stored.requests.approvals,
-            unasked_denied: stored.unasked_denied,
+            unasked: UnaskedCalls {
+                allowed: stored.unasked_allowed,
+                ask: stored.unasked_ask,
+                denied: stored.unasked_denied,
+            },
             denied_by: stored.denied_by.into_owned(),
             usage: Usage {
                 input: stored.tokens.input,
@@ -150,7 +157,7 @@ impl TaskReport {
             allowed: 0,
             denied: 0,
             approvals: 0,
-            unasked_denied: 0,
+            unasked: UnaskedCalls::default(),
             denied_by: Vec::new(),
             usage: Usage::default(),
             took: Duration::from_micros(u64::try_from(took).unwrap_or(0)),

@@ -14,7 +14,7 @@ pub mod event;
 pub mod exit;
 pub mod ids;
 pub mod limits;
-pub mod notification;
+mod notification;
 pub mod permission;
 pub mod role;
 pub mod sandbox;
@@ -22,6 +22,7 @@ mod sandbox_facts;
 pub mod slot;
 pub mod task;
 pub mod tool;
+pub mod unasked_calls;
 pub mod untrusted;
 
 pub use agent_data::{
@@ -61,6 +62,7 @@ pub use tool::{
     ENGINE_SERVER, EditError, EngineCall, EngineOutput, EngineRequest, EngineResult, EngineTool,
     FileVersion, StepStatus, TextEdit,
 };
+pub use unasked_calls::UnaskedCalls;
 pub use untrusted::UntrustedText;
 
 /// Declares an enum of fixed words, with the machine-readable word of each member and a list of

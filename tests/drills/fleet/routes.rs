@@ -16,10 +16,10 @@ import http.client, json, os, sys
 def say(**m): sys.stdout.write(json.dumps(m) + "\n"); sys.stdout.flush()
 base = os.environ["MODEL_URL"]
 host = base.removeprefix("http://").split("/")[0]
-def ask(text):
+def ask(text, path="/v1/messages", **more):
     c = http.client.HTTPConnection(host, timeout=30)
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]})
-    c.request("POST", "/v1/messages", body, {"content-type": "application/json", "x-api-key": "dummy", "authorization": "Bearer dummy"})
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}], **more})
+    c.request("POST", path, body, {"content-type": "application/json", "x-api-key": "dummy", "authorization": "Bearer dummy"})
     r = c.getresponse()
     return r.status, r.read().decode()
 def look(needle):
@@ -77,6 +77,12 @@ for line in sys.stdin:
             c.request("POST", "/v1/messages", body, {"content-type": "application/json"})
             time.sleep(1); c.close()
             say(type="text_delta", turn_id="t", delta="left")
+        elif words[0] == "pretend":
+            # Completes its turn whatever the route says.
+            for what in words[1:]:
+                if what == "search": ask("x", tools=[{"type": "web_search_20250305", "name": "web_search"}])
+                elif what == "elsewhere": ask("x", path="/v1/elsewhere")
+                else: ask("x")
         elif words[0] == "late":
             import time
             time.sleep(8); ask("late"); time.sleep(120)
@@ -174,6 +180,58 @@ fn a_child_asks_its_model_and_finds_no_key_anywhere() {
         "{}",
         shown.all()
     );
+}
+
+#[test]
+fn a_turn_whose_last_model_request_was_refused_is_not_done() {
+    let provider = Provider::start(message);
+    let drill = drill(&provider, "");
+    let ran = drill.run(&[
+        "run",
+        "--results",
+        "r.jsonl",
+        "pretend search",
+        "pretend ask search",
+        "pretend search ask",
+        "pretend elsewhere",
+        "pretend ask elsewhere",
+    ]);
+    let results = drill.results("r.jsonl");
+    let outcome = |number: usize| {
+        let id = format!("task-{number}");
+        let line = results.iter().find(|line| line["id"] == id.as_str());
+        let line = line.unwrap_or_else(|| panic!("no {id}: {}", ran.all()));
+        (
+            line["outcome"].as_str().expect("a word"),
+            line["detail"].as_str(),
+        )
+    };
+    let refused = |reason: &str| {
+        format!(
+            "the agent ended its turn after the route had refused its last model request ({reason})"
+        )
+    };
+    let (search, elsewhere) = (refused("server_tool"), refused("not_allowed"));
+    assert_eq!(
+        outcome(1),
+        ("failed", Some(search.as_str())),
+        "{}",
+        ran.all()
+    );
+    assert_eq!(
+        outcome(2),
+        ("failed", Some(search.as_str())),
+        "{}",
+        ran.all()
+    );
+    assert_eq!(outcome(3), ("done", None), "the model answered after it");
+    assert_eq!(
+        outcome(4),
+        ("failed", Some(elsewhere.as_str())),
+        "{}",
+        ran.all()
+    );
+    assert_eq!(outcome(5), ("done", None), "that was no model");
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub(super) struct AnswerText {
     is_too_long: bool,
     /// Whether the agent sends everything once: nothing is left out any more.
     has_no_repeats: bool,
+    /// Whether a chunk could not be read.
+    is_unreadable: bool,
 }
 
 impl AnswerText {
@@ -41,6 +43,16 @@ impl AnswerText {
     /// The agent sent its status.
     pub(super) const fn status(&mut self) {
         self.after_status = true;
+    }
+
+    /// A chunk cannot be read.
+    pub(super) const fn mark_unreadable(&mut self) {
+        self.is_unreadable = true;
+    }
+
+    /// Whether a chunk of this turn could not be read.
+    pub(super) const fn is_unreadable(&self) -> bool {
+        self.is_unreadable
     }
 
     /// Whether no text was reported.

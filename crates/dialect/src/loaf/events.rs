@@ -61,7 +61,12 @@ impl Loaf {
             "session.status" => self.on_status(&about, payload, out),
             "session.stream.chunk" => match payload.chunk.and_then(message::chunk) {
                 Some(chunk) => self.chunk(&about, chunk, line, out),
-                None => self.count_bad_line(BadFrame::Shape, line, out),
+                None => {
+                    if self.is_current(&about) {
+                        self.answer_text.mark_unreadable();
+                    }
+                    self.count_bad_line(BadFrame::Shape, line, out);
+                }
             },
             "session.message.appended" => {
                 match payload.message.and_then(message::parse_appended_message) {
@@ -214,7 +219,11 @@ impl Loaf {
                 {
                     out.push(Effect::Event(repetition_notice(units)));
                 }
-                end(TurnOutcome::Completed, "completed")
+                if self.answer_text.is_unreadable() {
+                    TurnEnd::failure("a part of the agent's answer cannot be read".to_owned())
+                } else {
+                    end(TurnOutcome::Completed, "completed")
+                }
             }
             "session.interrupted" => end(TurnOutcome::Cancelled, "interrupted"),
             _ => {

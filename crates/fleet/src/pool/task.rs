@@ -160,7 +160,7 @@ impl ActiveTask {
             allowed: self.tally.allowed,
             denied: self.tally.denied,
             approvals: self.tally.approval_requests,
-            unasked_denied: self.tally.unrequested_denied,
+            unasked: self.tally.unasked,
             answer: self.tally.answer(),
             usage: self.tally.usage,
             denied_by: self.tally.denied_by,

@@ -1,5 +1,5 @@
-//! Explains why a turn failed: the hint that matches, and whether the provider limits requests.
-//! That shows in the responses on the child's routes, otherwise in the agent's messages.
+//! Explains why a turn failed: the hint that matches, whether its route refused a model request, and
+//! whether the provider limits requests. That shows in the responses on the child's routes, otherwise in the agent's messages.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,6 +21,24 @@ pub(crate) struct RateLimit {
 }
 
 impl SessionState {
+    /// A turn whose last model request was refused by its route is not completed, even if the agent
+    /// says so.
+    pub(super) fn check_model_answered(
+        &self,
+        outcome: TurnOutcome,
+        detail: Option<String>,
+    ) -> (TurnOutcome, Option<String>) {
+        match self.rate_limit_watch.status().refusal {
+            Some(reason) if outcome == TurnOutcome::Completed => {
+                let why = format!(
+                    "the agent ended its turn after the route had refused its last model request ({reason})"
+                );
+                (TurnOutcome::Failed, Some(why))
+            }
+            _ => (outcome, detail),
+        }
+    }
+
     /// Explains the end of a turn: a rate limit comes before the detail, the hint after it.
     /// `is_ours`: the supervisor ended the turn, and the detail says so.
     pub(super) fn explain_turn_end(
@@ -134,6 +152,7 @@ mod tests {
             limited_answers: u64::from(is_limited),
             is_limited,
             wait_until: None,
+            refusal: None,
         };
         let check = |outcome, seen, names_limit: bool, expect: Option<LimitSign>| {
             let sign = classify_limit(outcome, seen, || names_limit).map(|limited| limited.sign);

@@ -343,7 +343,10 @@ impl SessionState {
         self.requests.announced.clear();
         // The supervisor's own reason decides: some agents report a cancelled turn as completed.
         let (outcome, detail, is_ours) = match self.ending.take() {
-            None => (outcome, detail, false),
+            None => {
+                let (outcome, detail) = self.check_model_answered(outcome, detail);
+                (outcome, detail, false)
+            }
             Some((wanted, why)) => (wanted, Some(why), true),
         };
         let detail = self.explain_turn_end(outcome, detail, is_ours);

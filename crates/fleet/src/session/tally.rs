@@ -5,7 +5,7 @@
 use super::permission_requests::DecidedRequest;
 use marshal_config::hint::truncate_for_matching;
 use marshal_model::limits::ANSWER_BYTES;
-use marshal_model::{DecidedBy, Decision, Event, UntrustedText, Usage, Verdict};
+use marshal_model::{DecidedBy, Decision, Event, UnaskedCalls, UntrustedText, Usage, Verdict};
 
 /// The sums of one attempt, or of all attempts of a task ([`Tally::add`]).
 #[derive(Debug, Default, Clone)]
@@ -14,8 +14,8 @@ pub(crate) struct Tally {
     pub(crate) denied: u32,
     /// Requests that needed an approval.
     pub(crate) approval_requests: u32,
-    /// Denied calls that ran without a request.
-    pub(crate) unrequested_denied: u32,
+    /// Calls that ran without a request, by the decisions that they would have received.
+    pub(crate) unasked: UnaskedCalls,
     /// The rules that denied, or what denied instead of a rule; each once.
     pub(crate) denied_by: Vec<String>,
     pub(crate) usage: Usage,
@@ -108,19 +108,13 @@ impl Tally {
         self.add_unrequested_call(event);
     }
 
-    /// Counts a denied call that ran without a request; `true` if it was denied.
+    /// Counts a call that ran without a request; `true` if it would have been denied.
     pub(crate) fn add_unrequested_call(&mut self, event: &Event) -> bool {
-        let denied = matches!(
-            event,
-            Event::UnrequestedToolCall {
-                decision: Decision::Deny,
-                ..
-            }
-        );
-        if denied {
-            self.unrequested_denied += 1;
-        }
-        denied
+        let Event::UnrequestedToolCall { decision, .. } = event else {
+            return false;
+        };
+        self.unasked.add_call(*decision);
+        *decision == Decision::Deny
     }
 
     fn add_denial_source(&mut self, source: &str) {
@@ -138,9 +132,7 @@ impl Tally {
         self.approval_requests = self
             .approval_requests
             .saturating_add(later.approval_requests);
-        self.unrequested_denied = self
-            .unrequested_denied
-            .saturating_add(later.unrequested_denied);
+        self.unasked.add(later.unasked);
         self.usage.input = self.usage.input.saturating_add(later.usage.input);
         self.usage.output = self.usage.output.saturating_add(later.usage.output);
         for rule in &later.denied_by {

@@ -34,6 +34,12 @@ pub struct Report<'a> {
     pub requests: RequestCounts,
     /// Tool calls that ran without a permission request and that the policy would have denied.
     pub unasked_denied: u32,
+    /// Such calls for which it would have required an approval.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unasked_ask: u32,
+    /// Such calls that it would have allowed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unasked_allowed: u32,
     /// The rules that denied.
     pub denied_by: Cow<'a, [String]>,
     /// Token counts as the agent reports them.
@@ -86,6 +92,11 @@ pub struct ChangedFile<'a> {
     pub path: Cow<'a, str>,
     /// `added`, `modified` or `deleted`.
     pub kind: Cow<'a, str>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
+const fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 #[derive(Serialize)]
@@ -147,6 +158,8 @@ mod tests {
                 approvals: 1,
             },
             unasked_denied: 1,
+            unasked_ask: 0,
+            unasked_allowed: 0,
             denied_by: vec!["guard:secrets".to_owned()].into(),
             tokens: TokenCounts {
                 input: 10,
@@ -179,6 +192,8 @@ mod tests {
                 approvals: 0,
             },
             unasked_denied: 0,
+            unasked_ask: 0,
+            unasked_allowed: 0,
             denied_by: Cow::Owned(Vec::new()),
             tokens: TokenCounts {
                 input: 0,

@@ -273,6 +273,8 @@ impl StreamingBody {
                 usage.feed(&data);
             }
             let Ok(clear) = self.key_guard.pass(data) else {
+                let watch = &self.record.context.watch;
+                watch.record_refusal(RouteRefusal::KeyEcho);
                 RouteRefused {
                     slot: &self.record.context.slot,
                     route: &self.record.context.upstream.route.name,

@@ -76,6 +76,7 @@ impl RouteContext {
     /// Counts a refusal.
     pub(super) fn record_refusal(&self, refusal: &Refusal) {
         if let Some(reason) = refusal.reason {
+            self.watch.record_refusal(reason);
             RouteRefused {
                 slot: &self.slot,
                 route: &self.upstream.route.name,

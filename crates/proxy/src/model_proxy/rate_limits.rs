@@ -1,8 +1,10 @@
-//! What responses said about rate limits during a child's current turn. The child's model proxies
-//! write it; its session reads it at the end of the turn.
+//! What responses said about rate limits, and what the proxy refused, during a child's current turn.
+//! The child's model proxies write it; its session reads it at the end of the turn.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use marshal_telemetry::labels::RouteRefusal;
 
 /// Counts the responses since the turn began.
 #[derive(Debug, Default)]
@@ -19,6 +21,8 @@ pub struct RateLimitStatus {
     pub is_limited: bool,
     /// Until when the latest rate-limit response asked to wait, if it did.
     pub wait_until: Option<Instant>,
+    /// Why the proxy refused the latest model request, if no later one succeeded.
+    pub refusal: Option<RouteRefusal>,
 }
 
 impl RateLimitWatch {
@@ -37,6 +41,20 @@ impl RateLimitWatch {
         let mut seen = self.lock();
         seen.successes += 1;
         seen.is_limited = false;
+        seen.refusal = None;
+    }
+
+    /// Records a refusal by the proxy. A request that no rule allows counts only before the first
+    /// success: afterwards it is seldom one to a model.
+    pub(super) fn record_refusal(&self, reason: RouteRefusal) {
+        let mut seen = self.lock();
+        let is_other = matches!(
+            reason,
+            RouteRefusal::NotAllowed | RouteRefusal::Path | RouteRefusal::Query
+        );
+        if !is_other || seen.successes == 0 {
+            seen.refusal = Some(reason);
+        }
     }
 
     pub(super) fn record_limited(&self, announced: Option<Duration>, now: Instant) {

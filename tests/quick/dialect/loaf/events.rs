@@ -38,6 +38,18 @@ fn an_answer_that_is_streamed_twice_is_told_once() {
 }
 
 #[test]
+fn a_turn_with_a_piece_that_cannot_be_read_is_not_completed() {
+    let bad = of_turn("session.stream.chunk", r#""chunk":{"answerText":7}"#);
+    check_in_turn(
+        &lines(&[&began(), &chunk("a"), &bad, &completed(2)]),
+        "turn started 't-1'
+         text 'a'
+         bad bad_shape
+         turn ended failed - tokens=0/0 (a part of the agent's answer cannot be read)",
+    );
+}
+
+#[test]
 fn an_answer_that_is_streamed_once_is_told_as_it_comes() {
     let plain = |text: &str| {
         of_turn(

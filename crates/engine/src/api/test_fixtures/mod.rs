@@ -33,7 +33,8 @@ use marshal_fleet::{
 use marshal_journal::StoredApproval;
 use marshal_model::{
     DecidedBy, Decision, Event, EventId, PermissionRequestId, PoolName, RunId, SessionId, SlotId,
-    SlotState, StampedEvent, TaskId, TaskOutcome, TaskSpec, UntrustedText, Usage, Verdict,
+    SlotState, StampedEvent, TaskId, TaskOutcome, TaskSpec, UnaskedCalls, UntrustedText, Usage,
+    Verdict,
 };
 use marshal_telemetry::labels::ReloadCause;
 
@@ -105,7 +106,7 @@ pub fn report(run: &RunId, task: &TaskId, outcome: TaskOutcome) -> TaskReport {
         allowed: 0,
         denied: 0,
         approvals: 0,
-        unasked_denied: 0,
+        unasked: UnaskedCalls::default(),
         denied_by: Vec::new(),
         usage: Usage::default(),
         took: Duration::from_millis(1200),
