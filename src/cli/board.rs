@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::audit::now_us;
+use super::short_ids::short;
 use marshal_engine::api::run_stream::RunStreamItem;
 use marshal_fleet::{FleetEvent, TaskReport};
 use marshal_model::limits;
@@ -168,7 +169,8 @@ impl Board {
             FleetEvent::RunPaused { run, pool, rules } => Change {
                 lines: vec![
                     format!(
-                        "run {run} is paused: its last tasks were denied, in pool {pool} by {}",
+                        "run {} is paused: its last tasks were denied, in pool {pool} by {}",
+                        short(run.as_str()),
                         named(rules)
                     ),
                     "  once the policy fits, it goes on: a daemon after `marshal reload`"
@@ -198,13 +200,14 @@ impl Board {
             tool.escape_for_display(WORD),
             about.escape_for_display(SENTENCE),
         );
+        let id = short(request.as_str());
         Change {
             lines: vec![
                 format!(
                     "{who}: waits {} for your approval: {tool}: {about}",
                     span(left)
                 ),
-                format!("  to answer it: marshal approvals approve {request}, or reject {request}"),
+                format!("  to answer it: marshal approvals approve {id}, or reject {id}"),
             ],
             slot: Some(slot.clone()),
             alarm: true,

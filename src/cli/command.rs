@@ -34,6 +34,7 @@ use super::run_bounds;
 #[cfg(feature = "rehearsal")]
 use super::script_model;
 use super::session_diff;
+use super::short_ids;
 use super::show as session;
 use super::signals::Signals;
 use super::start::{self, StartFailure};
@@ -126,7 +127,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
+async fn dispatch(mut cli: Cli, mut streams: Streams) -> Exit {
     if let Command::Config {
         command: ConfigCommand::Schema { dialect },
     } = cli.command
@@ -157,7 +158,16 @@ async fn dispatch(cli: Cli, mut streams: Streams) -> Exit {
     }
     if let Some(need) = cli.command.need() {
         return match ClientContext::find(&cli, need, directory, &mut streams) {
-            Ok(client) => run_client_command(&cli, &client, &mut streams).await,
+            Ok(mut client) => match short_ids::complete(&mut cli.command, &client.state) {
+                Ok(state) => {
+                    client.state = state;
+                    run_client_command(&cli, &client, &mut streams).await
+                }
+                Err(error) => {
+                    streams.err.line(&format!("error: {error}"));
+                    Exit::Usage
+                }
+            },
             Err(exit) => exit,
         };
     }

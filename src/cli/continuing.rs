@@ -8,7 +8,8 @@
 use std::path::{Path, PathBuf};
 
 use super::run::Job;
-use marshal_journal::{OpenError, ReadError, Reader, StoredRun};
+use super::short_ids::{AmbiguousId, complete_id, short};
+use marshal_journal::{IdKind, OpenError, ReadError, Reader, StoredRun};
 use marshal_model::{IdError, RunId, TaskId, untrusted};
 
 /// Why no run can be continued. Each is exit code 2.
@@ -36,6 +37,9 @@ pub enum ContinueError {
         /// The run that could be meant.
         hint: String,
     },
+    /// Several runs have that id.
+    #[error(transparent)]
+    Ambiguous(#[from] AmbiguousId),
     /// The run has ended.
     #[error("run {0} has ended, with exit code {1}: all of its tasks have ended")]
     Finished(RunId, u8),
@@ -58,6 +62,10 @@ pub fn find(state: &Path, wanted: Option<&RunId>) -> Result<Job, ContinueError> 
     }
     let unfinished = reader.unfinished_runs()?;
     let newest = unfinished.last();
+    let completed = wanted.map(|run| complete_id(IdKind::Run, run.as_str(), state));
+    let completed = completed.transpose()?.flatten();
+    let completed = completed.map(|(_, run)| RunId::new(&run)).transpose()?;
+    let wanted = completed.as_ref().or(wanted);
     let found = match wanted {
         None => newest,
         Some(run) => unfinished.iter().find(|stored| stored.run == run.as_str()),
@@ -100,7 +108,7 @@ pub fn note(state: &Path) -> Option<String> {
     Some(format!(
         "run {} is unfinished{more}; to finish it: marshal run --continue {}",
         describe_run(newest),
-        newest.run
+        short(&newest.run)
     ))
 }
 

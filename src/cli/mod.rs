@@ -52,6 +52,7 @@ pub mod sandbox_command;
 mod script_model;
 pub mod secrets;
 mod session_diff;
+mod short_ids;
 pub mod show;
 pub mod signals;
 pub mod since;

@@ -3,6 +3,7 @@
 //! Owns the contents and their order. Reads the journal directly, also while a supervisor runs.
 //! Evaluates denied requests again only to show a rule that would have allowed them.
 
+mod runs;
 mod spending;
 
 use std::collections::BTreeMap;
@@ -24,11 +25,12 @@ use super::streams::Streams;
 use marshal_config::Config;
 use marshal_journal::codec::read_report;
 use marshal_journal::{AuditQuery, CrashCount, Reader, StoredApproval, StoredSpend, StoredTask};
-use marshal_model::Decision;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
+use marshal_model::{Decision, RunId};
 use marshal_policy::Request;
 use marshal_policy::learn::propose_rules;
+use runs::RunRows;
 
 /// Columns shown of an untrusted word, and of a sentence.
 const WORD: usize = 60;
@@ -53,18 +55,6 @@ struct DeniedGroup {
     line: ExportedRecord,
 }
 
-/// A task that changed files or did not end as done.
-struct Row {
-    task: String,
-    pool: String,
-    outcome: String,
-    session: Option<String>,
-    detail: Option<String>,
-    tree: Option<String>,
-    bundle: bool,
-    changes: usize,
-}
-
 #[derive(Default)]
 struct ReportData {
     since_us: i64,
@@ -82,8 +72,7 @@ struct ReportData {
     crashes: Vec<CrashCount>,
     waiting: Vec<StoredApproval>,
     parked: Vec<(String, String, i64)>,
-    rows: Vec<Row>,
-    more_rows: usize,
+    runs: RunRows,
 }
 
 /// A change that would have allowed a denied request.
@@ -132,7 +121,14 @@ fn page(
         since_us,
         ..ReportData::default()
     };
-    reader.tasks_since(since_us, &mut |_, task| page.task(&task))?;
+    let spend = reader.spend_of_tasks_since(since_us)?;
+    reader.tasks_since(since_us, &mut |run, task| {
+        page.task(&task);
+        let spend = spend.get(&(run.clone(), task.id.clone())).copied();
+        page.runs.add(&run, &task, spend, || {
+            reader.run(&RunId::new(&run).ok()?).ok().flatten()
+        });
+    })?;
     for (amount, currency) in reader.costs_since(since_us)? {
         *page
             .costs
@@ -162,39 +158,14 @@ impl ReportData {
             return;
         }
         let outcome = task.outcome.clone().unwrap_or_default();
-        *self.outcomes.entry(outcome.clone()).or_default() += 1;
+        *self.outcomes.entry(outcome).or_default() += 1;
         self.attempts += u64::from(task.attempts);
         self.retried += usize::from(task.attempts > 1);
-        let report = task
-            .result
-            .as_deref()
-            .and_then(|text| read_report(text).ok());
-        let mut row = Row {
-            task: task.id.clone(),
-            pool: task.pool.clone(),
-            session: task.session.clone(),
-            detail: task.detail.clone(),
-            tree: None,
-            bundle: false,
-            changes: 0,
-            outcome,
-        };
-        if let Some(report) = &report {
+        let report = task.result.as_deref();
+        if let Some(report) = report.and_then(|text| read_report(text).ok()) {
             self.input = self.input.saturating_add(report.tokens.input);
             self.output = self.output.saturating_add(report.tokens.output);
             self.restarts += u64::from(report.restarts);
-            row.changes = report.changes.len();
-            row.bundle = report.bundle.is_some();
-            if row.changes > 0 || report.changes_cut {
-                row.tree = report.workspace.as_ref().map(ToString::to_string);
-            }
-        }
-        let is_worth_it = row.outcome != "done" || row.tree.is_some() || row.bundle;
-        if !is_worth_it {
-        } else if self.rows.len() < limits::REPORT_ROWS * 10 {
-            self.rows.push(row);
-        } else {
-            self.more_rows += 1;
         }
     }
 }
@@ -378,23 +349,16 @@ fn document(page: &ReportData) -> Value {
         .iter()
         .map(|(slot, reason, at_us)| json!({"slot": slot, "reason": reason, "at_us": at_us}))
         .collect();
-    let rows: Vec<Value> = page
-        .rows
-        .iter()
-        .map(|r| {
-            json!({
-                "task": r.task, "pool": r.pool, "outcome": r.outcome, "session": r.session,
-                "detail": r.detail, "tree": r.tree, "branch": r.bundle, "changes": r.changes,
-            })
-        })
-        .collect();
+    let (runs, tasks, more_tasks) = page.runs.document();
+    let unasked = page.runs.unasked;
     json!({
         "since": time(page.since_us), "outcomes": page.outcomes, "open": page.open,
         "attempts": page.attempts, "retried": page.retried, "restarts": page.restarts,
         "tokens": {"input": page.input, "output": page.output}, "costs": page.costs,
         "spent": spending::document(&page.spent),
         "verdicts": verdicts, "denied": denied, "crashes": crashes, "waiting": waiting,
-        "parked": parked, "tasks": rows, "more_tasks": page.more_rows,
+        "parked": parked, "runs": runs, "tasks": tasks, "more_tasks": more_tasks,
+        "unasked": {"allowed": unasked.allowed, "ask": unasked.ask, "denied": unasked.denied},
     })
 }
 
@@ -483,7 +447,15 @@ fn print_report(page: &ReportData, streams: &mut Streams) {
             Advice::None(why) => lines.push(format!("      {}", escape_for_display(why, SENTENCE))),
         }
     }
-    trees(page, &mut lines);
+    let unasked = page.runs.unasked;
+    if unasked.total() > 0 {
+        lines.push(format!(
+            "UNASKED    {} tool calls ran without a permission request: by the policy {}",
+            unasked.total(),
+            unasked.describe()
+        ));
+    }
+    page.runs.push_lines(&mut lines);
     for line in lines {
         streams.out.line(&line);
     }
@@ -526,44 +498,6 @@ fn waits(page: &ReportData, lines: &mut Vec<String>) {
             escape_for_display(reason, SENTENCE),
             escape_for_display(slot, WORD)
         ));
-    }
-}
-
-fn trees(page: &ReportData, lines: &mut Vec<String>) {
-    if page.rows.is_empty() {
-        return;
-    }
-    lines.push(
-        "FILES      of tasks that changed something, and tasks that did not end as done:"
-            .to_owned(),
-    );
-    for row in page.rows.iter().take(limits::REPORT_ROWS) {
-        let detail = row.detail.as_ref();
-        let detail = detail.map_or(String::new(), |detail| {
-            format!(": {}", escape_for_display(detail, SENTENCE))
-        });
-        lines.push(format!(
-            "  {} {}{detail}",
-            escape_for_display(&row.task, WORD),
-            escape_for_display(&row.outcome, WORD)
-        ));
-        if let Some(tree) = &row.tree {
-            lines.push(format!(
-                "      {} files changed in {}",
-                row.changes,
-                escape_for_display(tree, SENTENCE)
-            ));
-        }
-        if let (true, Some(session)) = (row.bundle, &row.session) {
-            lines.push(format!(
-                "      to get its branch: `marshal land {}`",
-                escape_for_display(session, 128)
-            ));
-        }
-    }
-    let more = page.rows.len().saturating_sub(limits::REPORT_ROWS) + page.more_rows;
-    if more > 0 {
-        lines.push(format!("  and {more} more; --json has all of them"));
     }
 }
 

@@ -20,6 +20,7 @@ use super::exit::Exit;
 use super::plan::{self, PlanJob, PlanOutput};
 use super::progress::{Progress, Screen};
 use super::results::{Results, ResultsError};
+use super::short_ids::short;
 use super::signals::{Signal, Signals};
 use super::streams::Streams;
 use super::table;
@@ -646,6 +647,7 @@ impl RunDisplay {
                 } else {
                     &format!("{missing} tasks are")
                 };
+                let run = short(run.as_str());
                 let text = format!("{tasks} left; to go on: marshal run --continue {run}");
                 self.streams.err.line(&text);
             }

@@ -25,8 +25,6 @@ use marshal_sandbox::workspace::overlay::bases::read_small_file;
 /// Columns of a path, and of a line in a file.
 const PATH: usize = 400;
 const LINE: usize = 2000;
-/// The most runs beside a daemon that are looked at.
-const LOCALS: usize = 1000;
 /// The most bytes of a file whose lines are compared.
 const FILE: usize = 256 << 10;
 
@@ -49,7 +47,7 @@ pub(super) fn show(
     json: bool,
     streams: &mut Streams,
 ) -> Option<Exit> {
-    let changes = match find_changes(state, session) {
+    let changes = match open_journal(state).and_then(|reader| read_changes(&reader, session)) {
         Ok(changes) => changes?,
         Err(error) => {
             streams.err.line(&format!(
@@ -114,22 +112,6 @@ pub(super) fn show(
         streams.err.line(text);
     }
     Some(Exit::Done)
-}
-
-/// The changes of a session of this state directory, or of a run beside its daemon.
-fn find_changes(
-    state: &Path,
-    session: &SessionId,
-) -> Result<Option<ReportedChanges>, JournalError> {
-    let read = |place: &Path| open_journal(place).and_then(|reader| read_changes(&reader, session));
-    let first = read(state);
-    if !matches!(first, Err(JournalError::NoSession(_))) {
-        return first;
-    }
-    let locals = std::fs::read_dir(state.join("local")).into_iter().flatten();
-    let mut locals = locals.take(LOCALS).flatten();
-    let found = locals.find_map(|local| read(&local.path()).ok());
-    found.map_or(first, Ok)
 }
 
 fn read_changes(

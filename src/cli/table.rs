@@ -10,6 +10,7 @@ use std::time::Duration;
 use unicode_width::UnicodeWidthStr;
 
 use super::board::span;
+use super::short_ids::short;
 use marshal_fleet::{ChangeKind, TaskReport};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{TaskOutcome, UnaskedCalls};
@@ -254,6 +255,14 @@ fn explain(text: &mut String, rows: &[&TaskReport], style: Style) {
     if more > 0 {
         let _ = writeln!(text, "and {more} more; --results FILE has all of them");
     }
+    let failed = |row: &&&TaskReport| row.outcome != TaskOutcome::Done && row.session.is_some();
+    if let Some(first) = rows.iter().find(failed) {
+        let id = escape_for_display(first.task.as_str(), TASK);
+        let _ = writeln!(
+            text,
+            "next: `marshal show {id}`, or `marshal report` for all of it"
+        );
+    }
 }
 
 fn explanation(row: &TaskReport) -> Option<String> {
@@ -298,10 +307,11 @@ fn explanation(row: &TaskReport) -> Option<String> {
     let changed = row.changes_cut || !row.changes.is_empty();
     // Nobody is sent into a directory of an agent's where the changes can be shown from outside: a
     // program that looks around there may obey what the agent left.
-    if let (Some(_), Some(session)) = (&row.bundle, &row.session) {
+    let session = row.session.as_ref().map(|session| short(session.as_str()));
+    if let (Some(_), Some(session)) = (&row.bundle, session) {
         parts.push(format!("its changes: `marshal diff {session}`"));
         parts.push(format!("to get its branch: `marshal land {session}`"));
-    } else if let (Some(_), Some(session), true) = (&row.copy, &row.session, changed) {
+    } else if let (Some(_), Some(session), true) = (&row.copy, session, changed) {
         parts.push(format!("its changes: `marshal diff {session}`"));
     }
     (!parts.is_empty()).then(|| parts.join("; "))

@@ -72,6 +72,7 @@ task-4  demo/3  denied         0       1          0      28  0.3s  -
 3 of 4 done, 1 denied in 0.4s
 task-3: its changes: `marshal diff s-3`
 task-4: denied by net
+next: `marshal show task-4`, or `marshal report` for all of it
 ",
     );
 }

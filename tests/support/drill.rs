@@ -193,6 +193,26 @@ impl Drill {
         get(&self.address(), path)
     }
 
+    /// Starts to cancel the running turns; their tasks end as cancelled.
+    pub(crate) fn cancel_turns(&self) -> Vec<Running> {
+        let database = self.database();
+        let mut open = database
+            .prepare("SELECT session FROM sessions WHERE ended_at_us IS NULL")
+            .expect("a query");
+        let sessions = open.query_map([], |row| row.get::<_, String>(0));
+        sessions
+            .expect("sessions")
+            .map(|session| {
+                let session = session.expect("an id");
+                let mut stop = self.command(&["stop", "--turn", &session]);
+                let child = stop.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+                Running {
+                    child: child.expect("marshal starts"),
+                }
+            })
+            .collect()
+    }
+
     /// The database, read with SQLite itself.
     pub(crate) fn database(&self) -> rusqlite::Connection {
         let connection =
@@ -276,6 +296,22 @@ impl Running {
             .args(["-s", name, &self.pid().to_string()])
             .status();
         assert!(status.expect("kill").success());
+    }
+
+    /// Signals until it ends: the first signal lets its turns end, the second kills them.
+    pub(crate) fn end(&mut self, most: Duration) -> Option<i32> {
+        let end = Instant::now() + most;
+        while Instant::now() < end {
+            self.signal("INT");
+            let again = Instant::now() + Duration::from_secs(1);
+            while Instant::now() < again {
+                if let Some(status) = self.child.try_wait().expect("wait") {
+                    return status.code();
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        panic!("the supervisor did not end in {most:?}");
     }
 
     pub(crate) fn wait(&mut self, most: Duration) -> Option<i32> {

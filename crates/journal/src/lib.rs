@@ -58,6 +58,7 @@ pub use commit::{
 pub use conversations::StoredConversation;
 pub use error::{OpenError, ReadError, Refusal, Violation};
 pub use health::{DiskSpace, Health};
+pub use lookup::IdKind;
 pub use pages::{SessionQuery, TaskQuery};
 pub use reader::{
     Reader, RunSession, SlotFailures, StoredEvent, StoredPermissionRequest, StoredRun,

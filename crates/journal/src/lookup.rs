@@ -11,6 +11,29 @@ use marshal_model::{EventId, RunId, SessionId, TaskId};
 const SESSION: &str = "SELECT session, epoch, pool, slot, run, task, attempt, begun_at_us, \
                        ended_at_us, class FROM sessions";
 
+/// What an id names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdKind {
+    /// A session.
+    Session,
+    /// A run.
+    Run,
+    /// An approval.
+    Approval,
+}
+
+impl IdKind {
+    /// The word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Session => "session",
+            Self::Run => "run",
+            Self::Approval => "approval",
+        }
+    }
+}
+
 impl Reader {
     /// One session; `None` if the id is unknown or the session was removed.
     ///
@@ -22,6 +45,43 @@ impl Reader {
             .prepare_cached(&format!("{SESSION} WHERE session = ?1"))?
             .query_row([session.as_str()], StoredSession::from_row)
             .optional()?)
+    }
+
+    /// The ids that are this text, or begin or end with it: at most 10, newest first. Shorter than 4
+    /// bytes it must be a whole id.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn ids_like(&self, kind: IdKind, text: &str) -> Result<Vec<String>, ReadError> {
+        let (table, column) = match kind {
+            IdKind::Session => ("sessions", "session"),
+            IdKind::Run => ("runs", "run"),
+            IdKind::Approval => ("approvals", "id"),
+        };
+        let sql = format!(
+            "SELECT {column} FROM {table} WHERE {column} = ?1 OR (length(?1) >= 4 AND \
+             (substr({column}, 1, length(?1)) = ?1 OR substr({column}, -length(?1)) = ?1)) \
+             ORDER BY {column} = ?1 DESC, {column} DESC LIMIT 10"
+        );
+        let mut statement = self.conn().prepare_cached(&sql)?;
+        let rows = statement.query_map([text], |row| row.get(0))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The last session of the newest task with this id; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn newest_session_of_task(&self, task: &str) -> Result<Option<String>, ReadError> {
+        let found = self
+            .conn()
+            .prepare_cached(
+                "SELECT session FROM tasks WHERE id = ?1 AND session IS NOT NULL \
+                 ORDER BY queued_at_us DESC LIMIT 1",
+            )?
+            .query_row([task], |row| row.get(0))
+            .optional()?;
+        Ok(found)
     }
 
     /// The sessions that are open, or ended at or after `at_us` (microseconds since the Unix

@@ -2,7 +2,7 @@
 //!
 //! Must not know what a budget is, nor what happens when one is exceeded.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -252,6 +252,32 @@ impl Reader {
             *sum = sum.plus(spent);
         }
         Ok(pools)
+    }
+
+    /// What the sessions of each task spent, by run and task, if it was recorded at or after `at_us`
+    /// (microseconds since the Unix epoch).
+    ///
+    /// # Errors
+    /// [`ReadError::Database`]
+    pub fn spend_of_tasks_since(
+        &self,
+        at_us: i64,
+    ) -> Result<HashMap<(String, String), StoredSpend>, ReadError> {
+        let sql = format!(
+            "SELECT run, task, {COLUMNS} FROM spent JOIN sessions ON session = name \
+             WHERE period = 'session' AND at_us >= ?1 AND run IS NOT NULL AND task IS NOT NULL"
+        );
+        let mut statement = self.conn().prepare_cached(&sql)?;
+        let rows = statement.query_map([at_us], |row| {
+            Ok(((row.get(0)?, row.get(1)?), spend_from_row(row, 2)?))
+        })?;
+        let mut tasks: HashMap<(String, String), StoredSpend> = HashMap::new();
+        for row in rows {
+            let (task, spent) = row?;
+            let sum = tasks.entry(task).or_default();
+            *sum = sum.plus(spent);
+        }
+        Ok(tasks)
     }
 
     /// The limits of a run, as they were written; `None` if it has none.

@@ -18,6 +18,7 @@ use super::exit::Exit;
 use super::outside;
 use super::policies;
 use super::project::lookup::Need;
+use super::short_ids;
 use super::streams::Streams;
 use marshal_config::{Config, ConfigErrors};
 use marshal_model::untrusted::escape_for_display;
@@ -54,7 +55,7 @@ pub struct DiffArgs {
 pub struct ApplyArgs {
     /// Id of the session, as `events` and results show it
     #[arg(value_parser = |text: &str| SessionId::new(text))]
-    session: SessionId,
+    pub(super) session: SessionId,
     /// Only show what would be applied and what prevents it
     #[arg(long)]
     check: bool,
@@ -71,7 +72,7 @@ pub struct ApplyArgs {
 pub struct DiscardArgs {
     /// Id of the session, as `events` and results show it
     #[arg(value_parser = |text: &str| SessionId::new(text))]
-    session: SessionId,
+    pub(super) session: SessionId,
 }
 
 /// Why a command failed.
@@ -105,7 +106,7 @@ impl OverlayFailure {
 }
 
 /// Runs the command if it is one of these; otherwise returns it.
-pub(super) fn main(cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exit, Box<Cli>> {
+pub(super) fn main(mut cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exit, Box<Cli>> {
     if !matches!(
         cli.command,
         Command::Diff(_) | Command::Apply(_) | Command::Discard(_)
@@ -113,7 +114,7 @@ pub(super) fn main(cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exi
         return Err(Box::new(cli));
     }
     let mut streams = streams();
-    let done = run(&cli, &mut streams);
+    let done = run(&mut cli, &mut streams);
     // A session without an overlay may have a clone, which needs the runtime.
     if let (Command::Diff(_), Err(OverlayFailure::Overlay(OverlayError::Missing(_)))) =
         (&cli.command, &done)
@@ -133,12 +134,14 @@ pub(super) fn main(cli: Cli, streams: &mut dyn FnMut() -> Streams) -> Result<Exi
     }))
 }
 
-fn run(cli: &Cli, streams: &mut Streams) -> Result<Exit, OverlayFailure> {
+fn run(cli: &mut Cli, streams: &mut Streams) -> Result<Exit, OverlayFailure> {
     let directory = std::env::current_dir()
         .map_err(|_| OverlayFailure::Usage("the current directory cannot be read".to_owned()))?;
     let client = ClientContext::find(cli, Need::Records, directory, streams)
         .map_err(OverlayFailure::Reported)?;
-    let state = &*client.state;
+    let state = short_ids::complete(&mut cli.command, &client.state)
+        .map_err(|error| OverlayFailure::Usage(error.to_string()))?;
+    let state = &*state;
     let load = |streams: &mut Streams| {
         let loaded = client.load().map(|loaded| loaded.config);
         loaded

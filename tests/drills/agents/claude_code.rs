@@ -85,7 +85,7 @@ fn claude_code_works_is_refused_and_interrupted() {
     );
     let inside = until_asleep(&drill, "first", "300");
     assert_without_key(&inside, &model.key);
-    running.signal("INT");
+    let _stopping = drill.cancel_turns();
     let code = running.wait(PATIENCE);
     let all = run_output(&drill, "first");
     assert_eq!(code, Some(1), "{all}");

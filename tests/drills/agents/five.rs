@@ -150,7 +150,7 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
     );
     let inside = until_asleep(drill, "first", "300");
     assert_without_key(&inside, &model.key);
-    running.signal("INT");
+    let _stopping = drill.cancel_turns();
     let code = running.wait(PATIENCE);
     let all = run_output(drill, "first");
     assert_eq!(code, Some(1), "{all}");

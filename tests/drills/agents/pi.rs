@@ -76,7 +76,7 @@ fn pi_works_is_cancelled_and_comes_back_by_a_table_alone() {
     );
     let inside = until_asleep(&drill, "first", "300");
     assert_without_key(&inside, &model.key);
-    running.signal("INT");
+    let _stopping = drill.cancel_turns();
     let code = running.wait(PATIENCE);
     let all = run_output(&drill, "first");
     assert_eq!(code, Some(1), "{all}");

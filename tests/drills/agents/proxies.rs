@@ -123,9 +123,8 @@ home_files = {{ {} }}
     };
     // One that ended is nobody any more to whom a signal could be sent.
     if running.child.try_wait().expect("its state").is_none() {
-        running.signal("INT");
+        running.end(Duration::from_secs(60));
     }
-    let _ = running.wait(Duration::from_secs(60));
     let proxies = agent_row(name)["proxies"]
         .as_str()
         .expect("a text")

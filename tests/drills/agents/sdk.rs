@@ -178,7 +178,7 @@ fn ends_well(
     let mut running = start(drill, &model.key, "first", &[("cancel", cancel)]);
     let inside = begun("first");
     assert_without_key(&inside, &model.key);
-    running.signal("INT");
+    let _stopping = drill.cancel_turns();
     let code = running.wait(PATIENCE);
     let all = run_output(drill, "first");
     assert_eq!(code, Some(1), "{all}");

@@ -284,7 +284,7 @@ fn a_cancelled_run_is_over_and_a_new_one_names_what_is_unfinished() {
     fs::write(drill.path("tasks.jsonl"), text).expect("tasks.jsonl");
     let mut running = drill.start(&["run", "tasks.jsonl"]);
     eventually(LONG, "the run works", || count_ended_tasks(&drill) >= 2);
-    running.signal("INT");
+    let _stopping = drill.cancel_turns();
     assert_eq!(running.wait(LONG), Some(1));
     refused(
         &drill,
@@ -301,7 +301,8 @@ fn a_cancelled_run_is_over_and_a_new_one_names_what_is_unfinished() {
         |row| row.get::<_, String>(0),
     );
     let run = run.expect("one is left alone");
-    let hint = format!(" is unfinished; to finish it: marshal run --continue {run}\n");
+    let short = &run[run.len() - 8..];
+    let hint = format!(" is unfinished; to finish it: marshal run --continue {short}\n");
     assert!(ran.stderr.contains(&hint), "{}", ran.all());
     let ran = drill.run(&["run", "--continue", &run]);
     assert!(ran.stdout.contains(" of 12 done"), "{}", ran.all());
@@ -453,8 +454,7 @@ fn two_processes_never_share_a_state_directory_and_the_second_names_the_first() 
         assert!(ran.stderr.contains(&named), "{args:?}: {}", ran.all());
     }
     assert_eq!(number(&drill, "SELECT count(*) FROM epochs"), 1);
-    first.signal("TERM");
-    assert_eq!(first.wait(LONG), Some(1));
+    assert_eq!(first.end(LONG), Some(130));
     // A lock dies with its holder, however that ends.
     let mut second = drill.start(&["run", "sleep 600s"]);
     eventually(LONG, "the second works", || !drill.agents().is_empty());

@@ -180,7 +180,7 @@ fn by_its_table_an_agent_is_cancelled_and_refused_for_its_version() {
         let all = processes(|environ| environ.contains(&marked));
         all.iter().any(asleep)
     });
-    running.signal("INT");
+    let _stopping = drill.cancel_turns();
     running.wait(PATIENCE);
     let said = format!("{}\n{}", drill.log("stdout.log"), drill.log("stderr.log"));
     let results = drill.results("again.jsonl");

@@ -168,9 +168,8 @@ fn a_crash_is_retried_and_a_stop_leaves_nothing() {
         eventually(Duration::from_secs(90), "an agent and an orphan", || {
             drill.agents().len() >= 2
         });
-        running.signal("TERM");
-        let code = running.wait(Duration::from_secs(90));
-        assert_eq!(code, Some(1), "{launcher}: {}", drill.log("stderr.log"));
+        let code = running.end(Duration::from_secs(90));
+        assert_eq!(code, Some(130), "{launcher}: {}", drill.log("stderr.log"));
         nothing_left(&drill);
     }
 }

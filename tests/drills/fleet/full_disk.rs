@@ -209,6 +209,5 @@ fn a_full_disk_holds_everything_and_space_lets_it_go_on_without_a_loss() {
         texts > i64::from(2 * lines) * 3800,
         "no text is lost: {texts}"
     );
-    running.signal("TERM");
-    running.wait(Duration::from_secs(60));
+    running.end(Duration::from_secs(60));
 }

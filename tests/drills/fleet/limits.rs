@@ -115,6 +115,5 @@ fn what_a_slot_uses_is_on_the_page() {
         let series = format!("marshal_host_pressure_seconds_total{of}");
         assert!(metric(&page, &series).is_some(), "{page}");
     }
-    running.signal("TERM");
-    running.wait(Duration::from_secs(60));
+    running.end(Duration::from_secs(60));
 }

@@ -86,8 +86,7 @@ fn pools_and_slots_are_listed_with_their_sandbox_gaps() {
         let tells = text.stdout.contains("missing on this host: shared_uid");
         assert_eq!(tells, !is_root, "{}", text.all());
 
-        run.signal("INT");
-        run.wait(Duration::from_secs(60));
+        run.end(Duration::from_secs(60));
         daemon.signal("TERM");
         daemon.wait(Duration::from_secs(60));
     }

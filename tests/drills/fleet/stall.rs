@@ -136,7 +136,7 @@ fn a_cancel_takes() -> Duration {
     let blocker = stalled(&drill, 2, Duration::from_millis(1500));
     std::thread::sleep(Duration::from_millis(500));
     let since = Instant::now();
-    running.signal("TERM");
+    let _stopping = drill.cancel_turns();
     // The sleeping agent writes down what it reads; the flooding one, whose output nobody takes,
     // hears nothing and is ended by the ladder.
     eventually(LONG, "the cancel reaches the child that reads", || {

@@ -263,7 +263,6 @@ fn a_watcher_that_never_reads_slows_nobody_and_a_slow_one_misses_nothing() {
         );
     }
     drop(deaf);
-    running.signal("TERM");
-    running.wait(Duration::from_secs(60));
+    running.end(Duration::from_secs(60));
     drill.assert_dense();
 }

@@ -297,7 +297,9 @@ impl Stage<'_> {
             let padding = if dice.percent(2) { 90_000 } else { 0 };
             let id = format!("t{place}");
             let task = Task {
-                attempts: u64::from(pool.attempts),
+                // The first crash is not counted.
+                attempts: u64::from(pool.attempts)
+                    + u64::from(pool.restart.on_crash == OnCrash::Retry),
                 ..Task::default()
             };
             let key = (run.to_owned(), id.clone());
