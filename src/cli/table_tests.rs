@@ -103,6 +103,7 @@ c     -       skipped        0       0          0       0     -         0       
 1 of 3 done, 1 lost, 1 skipped in 0.4s
 b: lost: the child ended: signal 9 (attempt 2)
 c: skipped: every slot of pool demo is parked
+next: `marshal show b`, or `marshal report` for all of it
 ",
     );
 }
@@ -188,7 +189,7 @@ fn many_failures_are_cut_with_their_number() {
         .collect();
     let text = render(&all(&rows), 0, Duration::ZERO, PIPE);
     assert!(
-        text.ends_with("and 30 more; --results FILE has all of them\n"),
+        text.contains("\nand 30 more; --results FILE has all of them\nnext: "),
         "{text}"
     );
 }
@@ -199,7 +200,7 @@ fn nothing_that_acts_on_a_terminal_is_in_a_table() {
         let (hostile, _) = hostile_items(evil);
         let text = render(&[&hostile], 0, Duration::ZERO, PIPE);
         assert!(!text.chars().any(|c| c != '\n' && is_unsafe(c)), "{text:?}");
-        assert_eq!(text.lines().count(), 5, "{text}");
+        assert_eq!(text.lines().count(), 6, "{text}");
     }
 }
 

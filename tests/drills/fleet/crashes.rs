@@ -82,7 +82,7 @@ fn with_report_the_crashed_are_lost_and_all_others_done() {
 
 #[test]
 fn with_retry_the_crashed_are_sent_again_in_a_fresh_copy() {
-    let (drill, ran) = run("retry", 2);
+    let (drill, ran) = run("retry", 1);
     let results = drill.results("results.jsonl");
     assert_eq!(by_outcome(&results).get("done"), Some(&32), "{}", ran.all());
     let lost: Vec<_> = results
@@ -176,7 +176,7 @@ fn a_spent_budget_parks_the_slot_and_the_run_still_ends() {
 /// The second attempt must not find what the first wrote.
 #[test]
 fn a_second_attempt_starts_from_the_original() {
-    let drill = Drill::new(&pool("retry", 2));
+    let drill = Drill::new(&pool("retry", 1));
     let script = "list .\nwrite was-here.txt x\ncrash";
     let ran = drill.run(&["run", "--results", "results.jsonl", script]);
     assert_eq!(ran.code, Some(1), "{}", ran.all());

@@ -16,7 +16,9 @@ use crate::fleet::approvals::{
 /// A drill whose pool has a directory; `more` are keys of the pool.
 pub(crate) fn drill(plane: &str, more: &str) -> Drill {
     let plane = format!("{more}\nfile_plane = {{ dir = \"plane\", {plane} }}\n");
-    Drill::new(&pool("scaiflux", &plane))
+    // What a kill cut short is reported, so that its end can be looked for.
+    let pool = pool("scaiflux", &plane);
+    Drill::new(&pool.replace("max = \"100ms\"", "max = \"100ms\", on_crash = \"report\""))
 }
 
 /// What a shell says that stands in the directory.

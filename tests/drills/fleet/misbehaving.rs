@@ -15,7 +15,7 @@ dialect   = "acp"
 policy    = "cautious"
 client_fs = "read"
 workspace = { path = "project", mode = "copy" }
-restart   = { budget = 1000, base = "1ms", max = "5ms" }
+restart   = { budget = 1000, base = "1ms", max = "5ms", on_crash = "report" }
 timeouts  = { silence = "10s", cancel = "500ms" }
 stop      = { goodbye = "200ms", eof = "200ms", int = "200ms", term = "200ms" }
 env       = { set = { DRILL = "MARK" } }

@@ -121,7 +121,7 @@ fn what_waits_and_what_was_denied_is_in_it_with_a_rule_that_works() {
 fn retries_crashes_and_trees_are_in_it() {
     let restart =
         "restart = { budget = 100, base = \"20ms\", max = \"100ms\", on_crash = \"retry\" }";
-    let pool = approvals::pool("scaiflux", "attempts = 2");
+    let pool = approvals::pool("scaiflux", "");
     let plain = "restart   = { base = \"20ms\", max = \"100ms\" }";
     assert!(pool.contains(plain));
     let drill = Drill::new(&pool.replace(plain, restart));
@@ -154,7 +154,7 @@ fn retries_crashes_and_trees_are_in_it() {
         .collect();
     assert_eq!(trees.len(), 1, "{page}");
     assert!(fs::exists(format!("{}/b.txt", trees[0])).expect("looked"));
-    assert!(text.contains(trees[0]), "{text}");
+    assert!(text.contains("next    marshal diff "), "{text}");
 }
 
 #[test]

@@ -343,7 +343,7 @@ fn a_route_works_again_in_the_next_child_and_the_key_is_not_in_the_supervisors_a
     let provider = Provider::start(message);
     let drill = drill(
         &provider,
-        "session = \"slot\"\nrestart = { base = \"10ms\", max = \"10ms\" }",
+        "session = \"slot\"\nrestart = { base = \"10ms\", max = \"10ms\", on_crash = \"report\" }",
     );
     let running = drill.start(&["up"]);
     eventually(Duration::from_secs(60), "ready", || {

@@ -199,10 +199,10 @@ fn with_retry_the_prompt_is_sent_again_in_a_fresh_session_and_copy() {
         "{}",
         ran.all()
     );
-    assert_eq!(results[1]["attempts"], 2, "{}", ran.all());
-    assert_eq!(count(&drill, "sessions"), 3, "{}", ran.all());
+    assert_eq!(results[1]["attempts"], 3, "{}", ran.all());
+    assert_eq!(count(&drill, "sessions"), 4, "{}", ran.all());
     let listed = "events WHERE kind = 'tool_result' AND body LIKE '%README.md%'";
-    assert_eq!(count(&drill, listed), 3);
+    assert_eq!(count(&drill, listed), 4);
     let with_file = format!("{listed} AND body LIKE '%one.txt%'");
     assert_eq!(
         count(&drill, &with_file),
