@@ -6,6 +6,7 @@ mod agents;
 mod audit;
 mod history;
 mod manual;
+mod night;
 mod orders;
 mod policy_tools;
 mod projects;

@@ -143,6 +143,7 @@ fn a_kill_at_any_moment_works_nothing_twice_and_loses_nothing() {
     let plane = "\nfile_plane = { dir = \"plane\", max_open = 4 }\n";
     let text = pool("scaiflux", plane)
         .replace("size      = 1", "size = 2")
+        .replace("max = \"100ms\"", "max = \"100ms\", on_crash = \"report\"")
         .replace(
             "\"scaiflux\"]",
             "\"scaiflux\", \"--ledger\", \"ledger.jsonl\"]",
