@@ -37,6 +37,7 @@ use super::session_diff;
 use super::short_ids;
 use super::show as session;
 use super::signals::Signals;
+use super::sleep_lock::SleepLock;
 use super::start::{self, StartFailure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
@@ -646,6 +647,7 @@ async fn run_here(
         started.fleet.clone(),
         std::mem::replace(&mut order.job, Job::New(Vec::new())),
     );
+    let _awake = SleepLock::take();
     let exit = if let Job::Plan(plan) = job {
         let state = started.state.path();
         run::run_plan_local(fleet, *plan, state, order, streams, signals).await

@@ -70,6 +70,9 @@ pub struct Preset {
     pub(super) model_args: Vec<String>,
     /// How it is found on the host; `None`: it is built in, or found inside.
     pub find: Option<ProgramLookup>,
+    /// Other packages with this program.
+    #[serde(default)]
+    pub variants: Vec<PackageVariant>,
     #[serde(default)]
     home: BTreeMap<String, String>,
     #[serde(default)]
@@ -106,6 +109,29 @@ pub struct ProgramLookup {
     pub install: String,
     /// The version that it was tested with.
     pub tested: String,
+}
+
+/// Another package with a preset's program, whose files of the home differ.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PackageVariant {
+    /// The package that contains it.
+    pub package: String,
+    /// The version that it was tested with.
+    pub tested: String,
+    /// Texts that are replaced in the files of the home, with their replacements.
+    pub replace: BTreeMap<String, String>,
+}
+
+impl PackageVariant {
+    /// Changes the files of a home for this package.
+    pub fn apply(&self, home_texts: &mut BTreeMap<String, String>) {
+        for text in home_texts.values_mut() {
+            for (from, to) in &self.replace {
+                *text = text.replace(from, to);
+            }
+        }
+    }
 }
 
 impl ProgramLookup {
@@ -340,6 +366,27 @@ mod tests {
             assert_eq!(preset.proc, ProcMode::Pid.as_str(), "{name}");
             assert!(!UNSUPPORTED_AGENTS.contains(name), "{name}");
         }
+    }
+
+    #[test]
+    fn another_package_changes_the_files_of_the_home() {
+        for (name, preset) in ALL.iter() {
+            for variant in &preset.variants {
+                for home in [&preset.home, &preset.routed_home] {
+                    let mut changed = home.clone();
+                    variant.apply(&mut changed);
+                    for (from, to) in &variant.replace {
+                        let has = |home: &BTreeMap<String, String>, part: &str| {
+                            home.values().any(|text| text.contains(part))
+                        };
+                        assert!(has(home, from), "{name}: {from}");
+                        assert!(!has(&changed, from) && has(&changed, to), "{name}: {to}");
+                    }
+                }
+            }
+        }
+        let codex = &ALL["codex"];
+        assert_eq!(codex.variants[0].package, "@agentclientprotocol/codex-acp");
     }
 
     #[test]

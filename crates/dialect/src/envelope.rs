@@ -76,6 +76,13 @@ pub(crate) struct ErrorReply {
 }
 
 impl ErrorReply {
+    /// Whether it, as the reply to the first request, is about the protocol's version.
+    pub(crate) fn is_about_version(&self) -> bool {
+        let message = self.message.to_lowercase();
+        let data = self.data.as_deref().unwrap_or_default();
+        message.contains("version") || message.contains("protocol") || data.contains("supported")
+    }
+
     /// Reads an error of any shape. Unreadable parts are skipped.
     fn read(raw: &RawValue) -> Self {
         #[derive(Deserialize)]

@@ -4,13 +4,12 @@
 //! reached. It does not decide about a request; the request's session does.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use ractor::ActorRef;
 use tokio::sync::oneshot;
 
 use super::approval_registry::{AnswerRecipient, OpenApproval};
-use super::clock::now_us;
+use super::clock::{now_us, sleep_until_us};
 use super::pool::PoolMsg;
 use super::session::SessionMsg;
 use super::{FleetHandle, Shared};
@@ -396,11 +395,7 @@ pub(crate) fn spawn_approval_expiry(
 ) {
     let shared = Arc::downgrade(shared);
     tokio::spawn(async move {
-        // In a loop: the wall clock may be set back during the sleep.
-        while now_us() < deadline_us {
-            let left = deadline_us.saturating_sub(now_us()).max(1).unsigned_abs();
-            tokio::time::sleep(Duration::from_micros(left)).await;
-        }
+        sleep_until_us(deadline_us).await;
         let Some(shared) = shared.upgrade() else {
             return;
         };

@@ -4,7 +4,14 @@
 //! pauses it. Must not know what the time is for.
 
 use std::cell::Cell;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use tokio::io::unix::AsyncFd;
 
 use marshal_policy::TimeOfDay;
 
@@ -45,6 +52,53 @@ pub(crate) fn now_us() -> i64 {
     since.map_or(0, whole)
 }
 
+/// Waits until the wall-clock time `at_us` (microseconds since the Unix epoch), also over changes of
+/// the clock and over a suspend of the host, during which other timers stand still.
+pub(crate) async fn sleep_until_us(at_us: i64) {
+    loop {
+        let Ok(left @ 1..) = u64::try_from(at_us.saturating_sub(now_us())) else {
+            return;
+        };
+        let sleep = tokio::time::sleep(Duration::from_micros(left));
+        // On a simulating thread only tokio's clock counts.
+        let timer = WallTimer::new(at_us).filter(|_| STAMPS.get().is_none());
+        let Some(timer) = timer else {
+            sleep.await;
+            continue;
+        };
+        tokio::select! {
+            () = sleep => {}
+            _ = timer.0.readable() => {}
+        }
+    }
+}
+
+/// A timer of the kernel that expires at a wall-clock time, or when the clock is set.
+struct WallTimer(AsyncFd<OwnedFd>);
+
+impl WallTimer {
+    /// `None` if the kernel has none left; the caller then waits without it.
+    fn new(at_us: i64) -> Option<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let fd = timerfd_create(TimerfdClockId::Realtime, flags).ok()?;
+        let at = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: Timespec {
+                tv_sec: at_us.div_euclid(1_000_000),
+                tv_nsec: at_us.rem_euclid(1_000_000) * 1_000,
+            },
+        };
+        let flags = TimerfdTimerFlags::ABSTIME | TimerfdTimerFlags::CANCEL_ON_SET;
+        timerfd_settime(&fd, flags, &at).ok()?;
+        #[expect(
+            deprecated,
+            reason = "what takes its place is unsafe; an owned descriptor stays the same until it is dropped"
+        )]
+        let fd = AsyncFd::new(fd);
+        fd.ok().map(Self)
+    }
+}
+
 /// The time of day at `at_us`, microseconds since the Unix epoch, in the host's time zone and in
 /// UTC.
 pub fn day_time(at_us: i64) -> TimeOfDay {
@@ -65,6 +119,26 @@ pub fn simulate_stamps(at_us: i64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_wall_clock_time_is_waited_for() {
+        let at_us = now_us() + 60_000;
+        sleep_until_us(at_us).await;
+        assert!(now_us() >= at_us);
+        // It has passed: nothing is waited for.
+        sleep_until_us(at_us - 1_000_000).await;
+        assert!(now_us() < at_us + 30_000_000);
+    }
+
+    /// Tokio's clock stands still over a suspend; this timer is the kernel's and does not.
+    #[tokio::test]
+    async fn the_timer_expires_by_the_wall_clock_alone() {
+        let timer = WallTimer::new(now_us() + 60_000).expect("a timer");
+        let since = SystemTime::now();
+        let _ = timer.0.readable().await.expect("it expires");
+        let took = since.elapsed().expect("forwards");
+        assert!(took >= Duration::from_millis(50), "{took:?}");
+    }
 
     #[tokio::test]
     async fn simulated_stamps_go_with_the_clock_of_the_runtime() {

@@ -49,6 +49,7 @@ pub(super) fn build_pools(
                 &config.name,
                 config.budget,
                 &setup.config.prices,
+                !config.routes.is_empty(),
                 &setup.journal,
             )?),
             upstreams: build_upstreams(&setup.config, config)?,

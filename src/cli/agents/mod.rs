@@ -77,7 +77,18 @@ pub(super) fn find_programs(
             None => find_own(pool, around),
         };
         match found {
-            Ok(found) => pool.program = found.map(|found| found.program),
+            Ok(found) => {
+                let file = found.as_ref().map(|found| found.file.clone());
+                let variants = preset.map_or(&[][..], |preset| &preset.variants);
+                if let Some(variant) = variants.iter().find(|variant| {
+                    let file = file.as_deref().map(Path::to_string_lossy);
+                    let inside = format!("/{}/", variant.package);
+                    file.is_some_and(|file| file.contains(&inside))
+                }) {
+                    variant.apply(&mut pool.home_texts);
+                }
+                pool.program = found.map(|found| found.program);
+            }
             Err((key, missing, help)) => {
                 let key = format!("pool.{}.{key}", pool.name);
                 faults.push((key, missing.to_string(), Some(help)));

@@ -56,8 +56,7 @@ pub(super) fn push_lines(
     lines: &mut Vec<String>,
 ) {
     if pools.is_empty() {
-        let unknown =
-            "unknown: no agent reported it, and usage is recorded only with a budget or a [price]";
+        let unknown = "unknown: no agent reported it, and usage is recorded only with a route, a budget or a [price]";
         let cost = reported.unwrap_or_else(|| unknown.to_owned());
         lines.push(format!("COST       {cost}"));
         return;

@@ -163,3 +163,37 @@ fn a_run_may_be_denied_without_a_pause() {
     exits(&drill.run(&args), 1, &[]);
     assert_eq!(drill.results("r.jsonl").len(), 7);
 }
+
+/// A program that stands for `systemd-inhibit`: it notes its arguments, and runs the command.
+const INHIBIT: &str =
+    "#!/bin/sh\necho \"$@\" > \"$INHIBITED\"\nfor last; do :; done\n$last\nrm \"$INHIBITED\"\n";
+
+#[test]
+fn a_run_keeps_the_host_awake_as_long_as_it_works() {
+    use std::os::unix::fs::PermissionsExt;
+    let drill = Drill::new(POOL);
+    let bin = drill.path("bin");
+    std::fs::create_dir(&bin).expect("made");
+    let program = bin.join("systemd-inhibit");
+    std::fs::write(&program, INHIBIT).expect("written");
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("mode");
+    let noted = drill.path("inhibited");
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").expect("PATH"));
+    let start = |prompt: &str| {
+        let mut command = drill.command(&["run", "--quiet", prompt]);
+        command.env("PATH", &path).env("INHIBITED", &noted);
+        command.spawn().expect("marshal starts")
+    };
+    let mut running = start("sleep 3s");
+    eventually(LONG, "the lock is held", || {
+        std::fs::read_to_string(&noted).is_ok_and(|text| text.contains("--what=sleep:idle"))
+    });
+    assert_eq!(running.wait().expect("ends").code(), Some(0));
+    assert!(!noted.exists(), "it is released");
+    // It does not outlive a supervisor that is killed.
+    let mut killed = start("sleep 600s");
+    eventually(LONG, "the lock is held again", || noted.exists());
+    killed.kill().expect("kill -9");
+    let _ = killed.wait();
+    eventually(LONG, "it is released again", || !noted.exists());
+}

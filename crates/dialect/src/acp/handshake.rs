@@ -22,6 +22,10 @@ impl Acp {
     ) {
         let result = match outcome {
             Ok(result) => result,
+            Err(error) if !error.is_about_version() => {
+                let why = format!("the agent cannot start: {}", describe_error(&error));
+                return self.fail_channel(ChannelError::NeedsSetup(why), out);
+            }
             Err(error) => {
                 let theirs = format!("none; to initialize {}", describe_error(&error));
                 return self.fail_version(theirs, out);

@@ -71,6 +71,10 @@ impl Codex {
         }
         match (self.phase, outcome) {
             (Phase::Initializing, Ok(result)) => self.on_initialize_reply(result, out),
+            (Phase::Initializing, Err(error)) if !error.is_about_version() => {
+                let why = format!("the agent cannot start: {}", describe_error(&error));
+                self.fail_channel(ChannelError::NeedsSetup(why), out);
+            }
             (Phase::Initializing, Err(error)) => {
                 self.fail_version(
                     format!("none; to initialize {}", describe_error(&error)),

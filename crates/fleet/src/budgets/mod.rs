@@ -46,6 +46,8 @@ pub(crate) struct Ledger {
     name: PoolName,
     budget: PoolBudget,
     prices: Prices,
+    /// Whether the pool's agents reach their models by routes, which count what passes.
+    has_routes: bool,
     journal: Journal,
     listeners: spend_notification::Listeners,
     inner: Mutex<Inner>,
@@ -103,6 +105,7 @@ impl Ledger {
         name: &PoolName,
         budget: PoolBudget,
         prices: &Prices,
+        has_routes: bool,
         journal: &Journal,
     ) -> Result<Self, SlotHistoryError> {
         let reader = journal.reader()?;
@@ -125,6 +128,7 @@ impl Ledger {
             name: name.clone(),
             budget,
             prices: prices.clone(),
+            has_routes,
             journal: journal.clone(),
             listeners: spend_notification::Listeners::new(),
             inner: Mutex::new(Inner {
@@ -145,9 +149,9 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Whether spend is counted at all: there is a budget, or a price to compute costs.
+    /// Whether spend is counted at all: there is a budget, a route, or a price of the configuration.
     pub(crate) fn is_counting(&self) -> bool {
-        self.budget.is_set() || !self.prices.is_empty()
+        self.budget.is_set() || self.has_routes || !self.prices.is_empty()
     }
 
     pub(crate) fn prices(&self) -> &Prices {
@@ -340,5 +344,5 @@ pub(crate) fn ledger(
     journal: &Journal,
 ) -> Arc<Ledger> {
     let name = PoolName::new(name).expect("a name");
-    Arc::new(Ledger::open(&name, budget, prices, journal).expect("a ledger"))
+    Arc::new(Ledger::open(&name, budget, prices, false, journal).expect("a ledger"))
 }

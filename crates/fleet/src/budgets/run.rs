@@ -13,7 +13,7 @@ use ractor::ActorRef;
 use serde::{Deserialize, Serialize};
 use tokio::task::AbortHandle;
 
-use crate::clock::now_us;
+use crate::clock::{now_us, sleep_until_us};
 use crate::pool::PoolMsg;
 use marshal_model::budget::format_cost;
 use marshal_model::limits::RUN_GRACE;
@@ -161,14 +161,7 @@ impl RunLimits {
             .map_or(RUN_GRACE, Duration::from_millis);
         let this = Arc::downgrade(self);
         let waits = tokio::spawn(async move {
-            loop {
-                let left = until_us.saturating_sub(now_us());
-                let Ok(left @ 1..) = u64::try_from(left) else {
-                    break;
-                };
-                // In a loop: the wall clock may be changed during the sleep.
-                tokio::time::sleep(Duration::from_micros(left)).await;
-            }
+            sleep_until_us(until_us).await;
             if let Some(this) = this.upgrade() {
                 this.end_by_time();
             }

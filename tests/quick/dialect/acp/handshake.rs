@@ -57,6 +57,14 @@ fn only_the_integer_1_passes_and_nothing_is_written_to_another_version() {
 }
 
 #[test]
+fn an_agent_that_cannot_start_is_not_refused_for_its_version() {
+    check(
+        r#"< {"id":1,"error":{"code":1001,"message":"the setting is no longer supported"}}"#,
+        "fault the agent cannot start: the agent reported error 1001: the setting is no longer supported",
+    );
+}
+
+#[test]
 fn an_error_in_place_of_a_version_is_a_version_fault() {
     check(
         r#"< {"id":1,"error":{"code":-32022,"message":"unsupported\u001b[31m","data":{"supported":[2]}}}

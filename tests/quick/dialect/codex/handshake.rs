@@ -27,8 +27,8 @@ fn another_version_is_named_beside_ours_and_hears_nothing_more() {
         (r#"{"id":1,"result":{}}"#, "none"),
         (r#"{"id":1,"result":null}"#, "none"),
         (
-            r#"{"id":1,"error":{"code":-32600,"message":"no"}}"#,
-            "none; to initialize the agent reported error -32600: no",
+            r#"{"id":1,"error":{"code":-32600,"message":"no such version"}}"#,
+            "none; to initialize the agent reported error -32600: no such version",
         ),
     ] {
         let says = format!("fault the agent speaks protocol version {theirs}, {ours}");
