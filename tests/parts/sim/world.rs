@@ -119,7 +119,7 @@ pub(crate) fn run(seed: u64, twist: Twist, prints: bool) -> Outcome {
 }
 
 fn configuration(random: &mut SeededRandom) -> String {
-    let mut text = "[supervisor]\nmax_children = 64\n".to_owned();
+    let mut text = "[supervisor]\nmax_children = 64\npause_after_denied = 0\n".to_owned();
     for name in ["a", "b", "c"]
         .iter()
         .take(usize::try_from(random.pick(&[1, 1, 2, 3])).expect("small"))

@@ -6,17 +6,20 @@ use std::time::Duration;
 use super::PoolMsg;
 use super::slot::RetainedSession;
 use super::state::PoolState;
-use super::task::{self, ActiveTask, OpenTasks};
+use super::task::{self, ActiveTask};
 use crate::channel::ChannelEnd;
 use crate::clock::{self, now_us};
 use crate::fleet_event::{FleetEvent, SlotView, TaskReport};
 use crate::notification::Notification;
 use crate::session::Attempt;
+use crate::setup::Shared;
 use marshal_config::OnCrash;
 use marshal_dialect::lifecycle::restart::{self, RestartDecision};
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::{Commit, Refusal, TaskChange, Write};
-use marshal_model::{ExitClass, ExitStatus, TaskOutcome, TurnOutcome, UntrustedText};
+use marshal_model::{
+    ExitClass, ExitStatus, PoolName, RunId, TaskOutcome, TurnOutcome, UntrustedText,
+};
 use marshal_telemetry::event::child::{ChildRestarted, SlotParked};
 use marshal_telemetry::event::task::{TaskEnded, TaskLocation, TaskQueued};
 use marshal_telemetry::labels::RestartCause;
@@ -332,6 +335,7 @@ impl PoolState {
         let mut writes = Vec::with_capacity(tasks.len());
         let mut reports = Vec::with_capacity(tasks.len());
         let mut runs = Vec::new();
+        let mut paused = Vec::new();
         for (task, outcome, why) in tasks {
             TaskEnded {
                 pool: &self.pool.config.name,
@@ -359,7 +363,7 @@ impl PoolState {
             // In a run that spans pools, this commit may come before the commit with the end of
             // another pool's task. That is safe: a run with an open task counts as unfinished.
             if progress.is_paused_now {
-                self.announce_pause(&report, open_tasks);
+                paused.push((PausedRun::after(&report), open_tasks));
             }
             if let Some(summary) = progress.ended {
                 writes.push(Write::RunEnded {
@@ -385,24 +389,12 @@ impl PoolState {
                 // The channel has capacity for every task of the run.
                 let _ = sender.try_send(report);
             }
+            for (run, open_tasks) in paused {
+                shared.paused_runs.add(open_tasks);
+                shared.announce_pause(run);
+            }
         });
         self.submit_commit(commit);
-    }
-
-    /// The tasks of a run are denied one after the other: a person should look at the policy.
-    fn announce_pause(&self, last: &TaskReport, open_tasks: Arc<OpenTasks>) {
-        tracing::warn!(run = %last.run, "the run is paused: its last tasks were denied");
-        self.shared.paused_runs.add(open_tasks);
-        self.shared.hooks.notify(&Notification::RunPaused {
-            run: last.run.clone(),
-            pool: last.pool.clone(),
-            rules: last.denied_by.clone(),
-        });
-        self.shared.notify_subscribers(FleetEvent::RunPaused {
-            run: last.run.clone(),
-            pool: last.pool.clone(),
-            rules: last.denied_by.clone(),
-        });
     }
 
     pub(super) fn submit_write(&self, write: Write) {
@@ -426,6 +418,37 @@ impl PoolState {
             }
             tracing::error!("state changes of a pool were not journalled: the journal is closed");
         });
+    }
+}
+
+/// A run whose tasks are denied one after the other: a person should look at the policy.
+struct PausedRun {
+    run: RunId,
+    pool: PoolName,
+    rules: Vec<String>,
+}
+
+impl PausedRun {
+    /// The run is paused after this task.
+    fn after(last: &TaskReport) -> Self {
+        Self {
+            run: last.run.clone(),
+            pool: last.pool.clone(),
+            rules: last.denied_by.clone(),
+        }
+    }
+}
+
+impl Shared {
+    fn announce_pause(&self, paused: PausedRun) {
+        let PausedRun { run, pool, rules } = paused;
+        tracing::warn!(run = %run, "the run is paused: its last tasks were denied");
+        self.hooks.notify(&Notification::RunPaused {
+            run: run.clone(),
+            pool: pool.clone(),
+            rules: rules.clone(),
+        });
+        self.notify_subscribers(FleetEvent::RunPaused { run, pool, rules });
     }
 }
 
