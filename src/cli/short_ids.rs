@@ -96,7 +96,7 @@ pub(super) fn complete_id(
     let mut matches = Vec::new();
     for place in std::iter::once(state.to_owned()).chain(locals) {
         let read = open_journal(&place)
-            .and_then(|reader| Ok(matching_ids(&reader, kind, text)?))
+            .and_then(|reader| matching_ids(&reader, kind, text))
             .unwrap_or_default();
         if read.iter().any(|id| id == text) {
             return Ok(Some((place, text.to_owned())));

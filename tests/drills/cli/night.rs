@@ -156,7 +156,8 @@ fn a_killed_night_goes_on_and_the_morning_tells_what_the_journal_has() {
             _ => format!("write out.txt {number}\nsleep 200ms\nsay {number}"),
         };
         let line = serde_json::json!({"id": format!("t{number:02}"), "prompt": prompt});
-        tasks.push_str(&format!("{line}\n"));
+        tasks += &line.to_string();
+        tasks.push('\n');
     }
     fs::write(home.project().join("tasks.jsonl"), tasks).expect("written");
     let mut killed = home

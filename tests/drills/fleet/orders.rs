@@ -129,7 +129,11 @@ fn signals_in_the_middle_of_starts_leave_nothing_and_lose_no_report() {
                 |row| row.get(0),
             )
             .expect("a count");
-        assert_eq!(results.len() as i64 + left, 16, "after {pause} ms");
+        assert_eq!(
+            i64::try_from(results.len()).expect("few") + left,
+            16,
+            "after {pause} ms"
+        );
         for result in &results {
             assert_eq!(result["outcome"], "lost", "{result}");
         }

@@ -59,15 +59,15 @@ impl Loaf {
         let about = payload.about();
         match kind {
             "session.status" => self.on_status(&about, payload, out),
-            "session.stream.chunk" => match payload.chunk.and_then(message::chunk) {
-                Some(chunk) => self.chunk(&about, chunk, line, out),
-                None => {
-                    if self.is_current(&about) {
-                        self.answer_text.mark_unreadable();
-                    }
-                    self.count_bad_line(BadFrame::Shape, line, out);
+            "session.stream.chunk" => {
+                if let Some(chunk) = payload.chunk.and_then(message::chunk) {
+                    return self.chunk(&about, chunk, line, out);
                 }
-            },
+                if self.is_current(&about) {
+                    self.answer_text.mark_unreadable();
+                }
+                self.count_bad_line(BadFrame::Shape, line, out);
+            }
             "session.message.appended" => {
                 match payload.message.and_then(message::parse_appended_message) {
                     Some((kind, text)) => self.on_message_appended(&about, &kind, text, out),

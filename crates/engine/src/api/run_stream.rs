@@ -351,7 +351,9 @@ impl Filter {
     /// waits.
     fn admits(&mut self, notice: &FleetEvent) -> bool {
         match notice {
-            FleetEvent::TaskQueued { run, .. } => *run == self.run,
+            FleetEvent::TaskQueued { run, .. } | FleetEvent::RunPaused { run, .. } => {
+                *run == self.run
+            }
             FleetEvent::TaskAssigned {
                 run, slot, session, ..
             } => {
@@ -369,7 +371,6 @@ impl Filter {
                 self.working.get(slot) == Some(session)
             }
             FleetEvent::SlotChanged { .. } | FleetEvent::PoolPaused { .. } => true,
-            FleetEvent::RunPaused { run, .. } => *run == self.run,
             FleetEvent::TaskEnded(report) => report.run == self.run,
         }
     }
