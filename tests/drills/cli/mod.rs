@@ -6,12 +6,12 @@ mod agents;
 mod audit;
 mod history;
 mod manual;
-mod night;
 mod orders;
 mod policy_tools;
 mod projects;
 mod script_model;
 mod session_diff;
+mod step_by_step;
 mod stopping;
 mod tutorial;
 
