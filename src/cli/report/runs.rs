@@ -274,8 +274,10 @@ impl TaskRow {
         if self.attempts > 1 {
             facts.push(format!("{} attempts", self.attempts));
         }
-        if self.changes > 0 {
-            facts.push(format!("{} files changed", self.changes));
+        match self.changes {
+            0 => {}
+            1 => facts.push("1 file changed".to_owned()),
+            count => facts.push(format!("{count} files changed")),
         }
         lines.push(format!("  {}", facts.join("  ")));
         let mut fact = |name: &str, text: String| {

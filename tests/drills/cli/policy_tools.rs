@@ -508,7 +508,7 @@ fn the_report_has_what_a_person_asks_in_the_morning() {
         "CRASHES",
         "denied by net",
         "nothing waits",
-        "files changed in",
+        "1 file changed",
     ] {
         assert!(ran.stdout.contains(part), "{part:?} in {}", ran.all());
     }
