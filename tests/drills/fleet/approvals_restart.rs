@@ -100,7 +100,8 @@ fn after_a_kill_a_resumed_agent_waits_for_the_same_ask_and_others_are_over() {
     drop(second);
 
     // A session that ends with its task is not resumed.
-    let drill = Drill::new(&pool("acp", ""));
+    let reported = "max = \"100ms\", on_crash = \"report\"";
+    let drill = Drill::new(&pool("acp", "").replace("max = \"100ms\"", reported));
     let first = daemon(&drill);
     let lost = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
