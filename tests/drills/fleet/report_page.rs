@@ -54,7 +54,19 @@ fn what_routes_counted_is_in_it_by_pool_and_in_all() {
     let (later, text) = report(&drill, &["--since", "2100-01-01T00:00:00Z"]);
     assert_eq!(later["spent"]["pools"], json!({}));
     assert_eq!(later["spent"]["total"]["tokens"], 0);
-    assert!(text.contains("recorded only with a budget"), "{text}");
+    assert!(text.contains("recorded only with a route"), "{text}");
+}
+
+#[test]
+fn what_routes_counted_is_in_it_without_a_budget_and_a_price() {
+    let provider = Provider::start(message);
+    let drill = routes::drill(&provider, "");
+    good(&drill.run(&["run", "a", "b"]));
+    let (page, _) = report(&drill, &[]);
+    assert_eq!(
+        page["spent"]["pools"]["demo"]["counted_tokens"], 46,
+        "{page}"
+    );
 }
 
 #[test]
