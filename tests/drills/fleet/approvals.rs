@@ -408,7 +408,8 @@ fn a_full_queue_denies_and_identical_asks_are_one_row() {
 
 #[test]
 fn an_agent_that_goes_a_turn_that_is_cancelled_and_a_supervisor_that_ends_deny() {
-    let drill = Drill::new(&pool("scaiflux", ""));
+    let reported = "max = \"100ms\", on_crash = \"report\"";
+    let drill = Drill::new(&pool("scaiflux", "").replace("max = \"100ms\"", reported));
     let mut daemon = daemon(&drill);
     let working = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
