@@ -341,6 +341,9 @@ pub(super) trait RunControl {
     /// Handles that a run is paused because its tasks are denied.
     fn paused(&self) {}
 
+    /// Looks whether a run is paused, because notices were skipped.
+    fn look_for_pause(&self) {}
+
     /// Kills everything at once. `false` if this process has nothing to kill.
     async fn kill(&self) -> bool;
 }
@@ -389,6 +392,13 @@ impl<F: Fleet> RunControl for LocalControl<F> {
     fn paused(&self) {
         // Nobody is there who could load the policies again.
         self.suspend();
+    }
+
+    fn look_for_pause(&self) {
+        let runs = self.runs.with_lock(|(runs, _)| runs.clone());
+        if runs.iter().any(|run| self.fleet.is_paused(run)) {
+            self.suspend();
+        }
     }
 
     async fn kill(&self) -> bool {
@@ -507,6 +517,8 @@ async fn show_items(
         let complete = matches!(item, Some(RunStreamItem::Complete));
         if let Some(RunStreamItem::Notice(FleetEvent::RunPaused { .. })) = &item {
             control.paused();
+        } else if let Some(RunStreamItem::Lagged(_)) = &item {
+            control.look_for_pause();
         }
         show.item(item.as_ref(), line);
         if complete {

@@ -607,6 +607,12 @@ impl FleetHandle {
         self.send_cancel(None);
     }
 
+    /// Whether this run is paused, because its last tasks were denied.
+    #[must_use]
+    pub fn is_paused(&self, run: &RunId) -> bool {
+        self.0.shared.paused_runs.has(run)
+    }
+
     /// Starts no further task of this run, and lets its running ones end. What has not begun stays
     /// in the journal, so the run can be resumed by a later start. Once the running tasks have
     /// ended, the channel of the run's reports closes.

@@ -108,6 +108,9 @@ pub trait Fleet: Clone + Send + Sync + 'static {
     /// Returns whether the fleet accepts work.
     fn readiness(&self) -> Readiness;
 
+    /// Whether a run is paused, because its last tasks were denied.
+    fn is_paused(&self, run: &RunId) -> bool;
+
     /// Starts no further task of a run, and lets its running ones end. The rest is left to
     /// [`Self::resume_run`] of a later start, without reports.
     fn suspend(&self, run: &RunId);
@@ -252,6 +255,10 @@ impl Fleet for FleetHandle {
 
     fn readiness(&self) -> Readiness {
         self.readiness()
+    }
+
+    fn is_paused(&self, run: &RunId) -> bool {
+        self.is_paused(run)
     }
 
     fn suspend(&self, run: &RunId) {

@@ -390,7 +390,7 @@ impl PoolState {
                 let _ = sender.try_send(report);
             }
             for (run, open_tasks) in paused {
-                shared.paused_runs.add(open_tasks);
+                shared.paused_runs.add(run.run.clone(), open_tasks);
                 shared.announce_pause(run);
             }
         });

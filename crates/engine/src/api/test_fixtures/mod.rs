@@ -481,6 +481,10 @@ impl Fleet for FakeFleet {
         }
     }
 
+    fn is_paused(&self, _: &RunId) -> bool {
+        false
+    }
+
     fn suspend(&self, run: &RunId) {
         if let Some(tokens) = self.0.runs.lock().expect("lock").get(run) {
             tokens.suspended.cancel();
