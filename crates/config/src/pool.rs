@@ -262,8 +262,10 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         ),
     };
     let facts = sandbox_facts::of_pool(&pool, context.sandboxes, context.routes);
-    if blame.on_crash.is_none() && facts.has_private_workspace && facts.has_confined_network {
-        // What the crashed attempt did is only in its own session, so nothing is done twice.
+    let is_private = facts.has_private_workspace && pool.runner_dir().is_none();
+    if blame.on_crash.is_none() && is_private && facts.has_confined_network {
+        // What the crashed attempt did is only in its own session, so nothing is done twice. A Runner's
+        // directory outlives the session, and tells others that a command was run.
         pool.restart.on_crash = OnCrash::Retry;
     }
     section.reject_unknown_keys(UNSUPPORTED_KEYS, MISPLACED_KEYS);

@@ -376,6 +376,16 @@ fn a_crashed_task_is_sent_again_where_its_attempt_changed_nothing_outside() {
     assert_eq!(on_crash(copy), OnCrash::Retry);
     let report = format!("{copy}restart = {{ on_crash = \"report\" }}");
     assert_eq!(on_crash(&report), OnCrash::Report);
+    let runner = |more: &str| {
+        let text = format!(
+            "[pool.demo]\ncommand = [\"tclsh\"]\nlauncher = \"pty\"\ndialect = \"skillpilot\"\n{copy}{more}"
+        );
+        only(&accepted_by(&explicit_origin(), &text))
+            .restart
+            .on_crash
+    };
+    assert_eq!(runner(""), OnCrash::Retry);
+    assert_eq!(runner("runner.dir = \"/srv/plane\""), OnCrash::Report);
     for keys in [
         "workspace = { path = \"src\", mode = \"rw\" }",
         "workspace = { path = \"src\", mode = \"ro\" }",
