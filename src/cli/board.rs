@@ -2,7 +2,7 @@
 //!
 //! Pure: takes items, returns texts. Every text here is safe to show. Must not know terminals.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use super::audit::now_us;
 use super::short_ids::short;
 use marshal_engine::api::run_stream::RunStreamItem;
 use marshal_fleet::{FleetEvent, TaskReport};
+use marshal_model::budget::format_cost;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{
@@ -21,6 +22,9 @@ use marshal_model::{
 const WORD: usize = 60;
 /// Columns shown of an untrusted sentence inside a line.
 const SENTENCE: usize = 240;
+
+/// The most pending approvals that are counted.
+const WAITING: usize = 1_000;
 
 /// How much progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,6 +42,9 @@ pub enum Verbosity {
 struct SlotLine {
     state: SlotState,
     task: Option<TaskId>,
+    /// Of the task: tokens so far, and denied requests.
+    tokens: u64,
+    denied: u32,
     doing: String,
     /// Open approvals with the tools that they are about.
     approvals: Vec<(PermissionRequestId, String)>,
@@ -50,6 +57,11 @@ pub struct Board {
     outcomes: BTreeMap<TaskOutcome, usize>,
     slots: BTreeMap<SlotId, SlotLine>,
     attempts: HashMap<TaskId, u32>,
+    /// Requests that wait for a person.
+    waiting: BTreeSet<PermissionRequestId>,
+    /// Of the tasks that have ended: tokens, and nanodollars.
+    tokens: u64,
+    cost: u64,
     verbosity: Verbosity,
 }
 
@@ -75,6 +87,9 @@ impl Board {
             outcomes: BTreeMap::new(),
             slots: BTreeMap::new(),
             attempts: HashMap::new(),
+            waiting: BTreeSet::new(),
+            tokens: 0,
+            cost: 0,
             verbosity,
         }
     }
@@ -90,26 +105,50 @@ impl Board {
         self.slots.keys()
     }
 
-    /// One slot's line: slot, state, task and activity.
+    /// Whether the slot works on a task.
+    #[must_use]
+    pub fn has_task(&self, slot: &SlotId) -> bool {
+        let line = self.slots.get(slot);
+        line.is_some_and(|line| line.task.is_some())
+    }
+
+    /// One slot's line: slot, state, task, what it has used, and activity.
     #[must_use]
     pub fn slot_line(&self, slot: &SlotId) -> String {
         let Some(line) = self.slots.get(slot) else {
             return String::new();
         };
         let task = line.task.as_ref().map_or("-", TaskId::as_str);
-        let text = format!("{slot:<8}  {:<11}  {}  {}", line.state, task, line.doing);
+        let mut text = format!("{slot:<8}  {:<11}  {task}", line.state);
+        if line.tokens > 0 {
+            let _ = write!(text, "  {} tokens", counted(line.tokens));
+        }
+        if line.denied > 0 {
+            let _ = write!(text, "  {} denied", line.denied);
+        }
+        let _ = write!(text, "  {}", line.doing);
         text.trim_end().to_owned()
     }
 
-    /// The total as text: `2 done, 1 denied`.
+    /// The total as text: `2 done, 1 denied, 12k tokens, $0.40, 1 approval pending`.
     #[must_use]
     pub fn total_line(&self) -> String {
-        let mut text = String::new();
-        for (outcome, count) in &self.outcomes {
-            let gap = if text.is_empty() { "" } else { ", " };
-            let _ = write!(text, "{gap}{count} {outcome}");
+        let outcomes = self.outcomes.iter();
+        let mut parts: Vec<String> = outcomes
+            .map(|(outcome, count)| format!("{count} {outcome}"))
+            .collect();
+        if self.tokens > 0 {
+            parts.push(format!("{} tokens", counted(self.tokens)));
         }
-        text
+        if self.cost > 0 {
+            parts.push(format_cost(self.cost));
+        }
+        match self.waiting.len() {
+            0 => {}
+            1 => parts.push("1 approval pending".to_owned()),
+            count => parts.push(format!("{count} approvals pending")),
+        }
+        parts.join(", ")
     }
 
     /// Applies one item.
@@ -142,6 +181,9 @@ impl Board {
             FleetEvent::SessionEvents { slot, events, .. } => {
                 let mut change = Change::default();
                 for stamped in events.iter() {
+                    if let Event::PermissionDecided(verdict) = &stamped.event {
+                        change.total |= self.waiting.remove(&verdict.request);
+                    }
                     if self.event(slot, &stamped.event, &mut change.lines) {
                         change.slot = Some(slot.clone());
                     }
@@ -191,6 +233,9 @@ impl Board {
         about: &UntrustedText,
         deadline_us: i64,
     ) -> Change {
+        if self.waiting.len() < WAITING {
+            self.waiting.insert(request.clone());
+        }
         let line = self.line_of(slot);
         "waits for approval".clone_into(&mut line.doing);
         let task = line.task.as_ref();
@@ -210,8 +255,8 @@ impl Board {
                 format!("  to answer it: marshal approvals approve {id}, or reject {id}"),
             ],
             slot: Some(slot.clone()),
+            total: true,
             alarm: true,
-            ..Change::default()
         }
     }
 
@@ -219,6 +264,8 @@ impl Board {
         self.slots.entry(slot.clone()).or_insert_with(|| SlotLine {
             state: SlotState::Unloaded,
             task: None,
+            tokens: 0,
+            denied: 0,
             doing: String::new(),
             approvals: Vec::new(),
         })
@@ -227,6 +274,7 @@ impl Board {
     fn task_assigned(&mut self, task: &TaskId, slot: &SlotId, attempt: u32) -> Change {
         let line = self.line_of(slot);
         line.task = Some(task.clone());
+        (line.tokens, line.denied) = (0, 0);
         line.doing.clear();
         line.approvals.clear();
         let text = if attempt > 1 {
@@ -293,6 +341,7 @@ impl Board {
                 doing
             }
             Event::PermissionDecided(verdict) => {
+                line.denied += u32::from(verdict.decision == Decision::Deny);
                 let place = line
                     .approvals
                     .iter()
@@ -335,6 +384,12 @@ impl Board {
                 lines.push(format!("{}: child ended ({class}): {detail}", who()));
                 return false;
             }
+            Event::Usage(usage) => {
+                let tokens = usage.input.saturating_add(usage.output);
+                let changed = tokens > line.tokens;
+                line.tokens = tokens.max(line.tokens);
+                return changed;
+            }
             _ => return false,
         };
         let changed = line.doing != doing;
@@ -346,10 +401,14 @@ impl Board {
         self.ended += 1;
         *self.outcomes.entry(report.outcome).or_default() += 1;
         self.attempts.remove(&report.task);
+        let usage = report.usage.input.saturating_add(report.usage.output);
+        self.tokens = self.tokens.saturating_add(usage);
+        self.cost = self.cost.saturating_add(report.cost);
         if let Some(slot) = &report.slot {
             let line = self.line_of(slot);
             if line.task.as_ref() == Some(&report.task) {
                 line.task = None;
+                (line.tokens, line.denied) = (0, 0);
                 line.doing.clear();
                 line.approvals.clear();
             }
@@ -388,6 +447,15 @@ fn verdict_line(verdict: &Verdict, tool: &str) -> String {
         (true, DecidedBy::Default, _) => format!("{word} {tool} by the policy's default"),
         (true, _, false) => format!("{word} {tool}: {reason}"),
         (true, by, true) => format!("{word} {tool} ({by})"),
+    }
+}
+
+/// A count in three digits: `999`, `12.3k`, `4.5M`.
+fn counted(count: u64) -> String {
+    match count {
+        0..1_000 => count.to_string(),
+        1_000..1_000_000 => format!("{}.{}k", count / 1_000, count % 1_000 / 100),
+        _ => format!("{}.{}M", count / 1_000_000, count % 1_000_000 / 100_000),
     }
 }
 

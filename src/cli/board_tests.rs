@@ -6,7 +6,7 @@ use super::*;
 use marshal_engine::api::test_fixtures::{EVIL, event, hostile_items, report, slot};
 use marshal_model::untrusted::is_unsafe;
 use marshal_model::{
-    AgentClaims, ExitClass, PermissionRequest, PermissionRequestKey, RunId, SessionId,
+    AgentClaims, ExitClass, PermissionRequest, PermissionRequestKey, RunId, SessionId, Usage,
 };
 
 fn task(id: &str) -> TaskId {
@@ -196,4 +196,42 @@ fn spans_are_short() {
     ] {
         assert_eq!(span(Duration::from_millis(ms)), expect);
     }
+}
+
+#[test]
+fn a_board_has_tokens_cost_denials_and_pending_approvals() {
+    let mut board = Board::new(Verbosity::Normal);
+    let usage = |input| Event::Usage(Usage { input, output: 34 });
+    board.apply(&assigned("a", 0, 1));
+    board.apply(&happened("a", usage(1_200)));
+    let again = board.apply(&happened("a", usage(1_200)));
+    assert_eq!(again, Change::default(), "nothing has changed");
+    board.apply(&happened("a", permission_request("q1", "bash")));
+    board.apply(&happened("a", decided("q1", Decision::Deny, &["net"])));
+    let pending = RunStreamItem::Notice(FleetEvent::ApprovalPending {
+        slot: slot(0),
+        session: SessionId::new("s").expect("id"),
+        request: PermissionRequestId::new("q2").expect("id"),
+        tool: "bash".into(),
+        about: "git push".into(),
+        deadline_us: now_us() + 60_000_000,
+    });
+    assert!(board.apply(&pending).total);
+    assert_eq!(
+        board.slot_line(&slot(0)),
+        "demo/0    unloaded     a  1.2k tokens  1 denied  waits for approval"
+    );
+    assert!(board.has_task(&slot(0)));
+    assert_eq!(board.total_line(), "1 approval pending");
+    let answered = happened("a", decided("q2", Decision::Allow, &["push"]));
+    assert!(board.apply(&answered).total);
+    let run = RunId::new("r").expect("id");
+    let mut ended = report(&run, &task("a"), TaskOutcome::Done);
+    (ended.usage.input, ended.usage.output) = (2_000_000, 500_000);
+    ended.cost = 400_000_000;
+    board.apply(&RunStreamItem::Ended(Arc::new(ended)));
+    assert_eq!(board.total_line(), "1 done, 2.5M tokens, $0.40");
+    assert!(!board.has_task(&slot(0)));
+    board.apply(&assigned("b", 0, 1));
+    assert_eq!(board.slot_line(&slot(0)), "demo/0    unloaded     b");
 }

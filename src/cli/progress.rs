@@ -125,7 +125,7 @@ impl Progress {
 /// One line per slot, and a bar for the total.
 struct Bars {
     screen: MultiProgress,
-    slots: BTreeMap<SlotId, ProgressBar>,
+    slots: BTreeMap<SlotId, SlotBar>,
     total: ProgressBar,
 }
 
@@ -151,8 +151,9 @@ impl Bars {
     fn show(&mut self, board: &Board, change: &Change) {
         if let Some(slot) = &change.slot {
             let line = board.slot_line(slot);
+            let has_task = board.has_task(slot);
             if let Some(bar) = self.bar_of(slot) {
-                bar.set_message(line);
+                bar.show(line, has_task);
             }
         }
         if change.total {
@@ -168,19 +169,17 @@ impl Bars {
     }
 
     /// The slot's line, in the order of the slots; `None` beyond the most lines.
-    fn bar_of(&mut self, slot: &SlotId) -> Option<&ProgressBar> {
+    fn bar_of(&mut self, slot: &SlotId) -> Option<&mut SlotBar> {
         if !self.slots.contains_key(slot) {
             if self.slots.len() >= SLOT_LINES {
                 return None;
             }
             let place = self.slots.range(..slot.clone()).count();
             let bar = self.screen.insert(place, ProgressBar::no_length());
-            if let Ok(style) = ProgressStyle::with_template("{wide_msg}") {
-                bar.set_style(style);
-            }
+            let bar = SlotBar::new(bar);
             self.slots.insert(slot.clone(), bar);
         }
-        self.slots.get(slot)
+        self.slots.get_mut(slot)
     }
 
     fn above(&self, text: &str) {
@@ -189,10 +188,45 @@ impl Bars {
 
     fn clear(&mut self) {
         for bar in self.slots.values() {
-            bar.finish_and_clear();
+            bar.line.finish_and_clear();
         }
         self.total.finish_and_clear();
         let _ = self.screen.clear();
+    }
+}
+
+/// One slot's line. While it has a task, it ends with the task's time.
+struct SlotBar {
+    line: ProgressBar,
+    has_task: bool,
+}
+
+impl SlotBar {
+    fn new(line: ProgressBar) -> Self {
+        let mut bar = Self {
+            line,
+            has_task: true,
+        };
+        bar.show(String::new(), false);
+        bar
+    }
+
+    fn show(&mut self, text: String, has_task: bool) {
+        if self.has_task != has_task {
+            self.has_task = has_task;
+            let form = if has_task {
+                self.line.reset_elapsed();
+                self.line.enable_steady_tick(Duration::from_secs(1));
+                "{wide_msg} {elapsed}"
+            } else {
+                self.line.disable_steady_tick();
+                "{wide_msg}"
+            };
+            if let Ok(style) = ProgressStyle::with_template(form) {
+                self.line.set_style(style);
+            }
+        }
+        self.line.set_message(text);
     }
 }
 
@@ -247,7 +281,8 @@ mod tests {
         }
         for bar in bars.slots.values() {
             assert!(
-                !bar.message()
+                !bar.line
+                    .message()
                     .chars()
                     .any(marshal_model::untrusted::is_unsafe)
             );

@@ -1,27 +1,22 @@
-//! `show`: one session from the journal: facts, task, attempts, permission requests, tools and
-//! exit.
+//! `show`: one session from the journal: task, attempts, permission requests, tools, changes and exit.
 //!
 //! Must not know how the journal is written. Every line is safe to show.
+
+mod text;
 
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::event_text::time;
 use super::events::{JournalError, open_journal};
 use super::exit::Exit;
 use super::streams::Streams;
-use marshal_config::show_size;
 use marshal_journal::codec;
 use marshal_journal::{Reader, StoredPermissionRequest, StoredSession, StoredTask};
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display as safe;
-use marshal_model::{Event, ExitClass, ExitStatus, RunId, SessionId, TaskId, UntrustedText};
-
-/// Columns shown of an untrusted word.
-const WORD: usize = 40;
-/// Columns shown of an untrusted sentence.
-const SENTENCE: usize = 400;
+use marshal_model::budget::{Amount, NANOS_PER_DOLLAR};
+use marshal_model::{Decision, Event, ExitClass, ExitStatus, RunId, SessionId, TaskId, UntrustedText};
 
 /// One tool call.
 struct Tool {
@@ -30,6 +25,8 @@ struct Tool {
     input: String,
     /// Whether it failed; `None` until it has ended.
     is_error: Option<bool>,
+    /// What the policy would have decided, and by which rules, if it ran without a permission request.
+    unasked: Option<(Decision, Vec<String>)>,
 }
 
 /// The last exit of a child.
@@ -52,6 +49,7 @@ struct Facts {
     /// The number of tool calls that are not listed.
     more_tools: u64,
     exit: Option<LastExit>,
+    spent: Amount,
 }
 
 /// Shows a session.
@@ -63,8 +61,8 @@ pub fn show(state: &Path, session: &SessionId, json: bool, streams: &mut Streams
             Exit::Done
         }
         Ok(facts) => {
-            for line in lines(&facts) {
-                let shown = cut(&line, streams.width);
+            for line in text::lines(&facts) {
+                let shown = safe(&line, streams.width.max(2));
                 streams.out.line(&shown);
             }
             Exit::Done
@@ -74,11 +72,6 @@ pub fn show(state: &Path, session: &SessionId, json: bool, streams: &mut Streams
             error.exit()
         }
     }
-}
-
-/// Prints lines, which are safe to show; cuts them at the width.
-fn cut(line: &str, width: usize) -> String {
-    safe(line, width.max(2))
 }
 
 fn facts(reader: &Reader, session: &SessionId) -> Result<Facts, JournalError> {
@@ -99,6 +92,7 @@ fn facts(reader: &Reader, session: &SessionId) -> Result<Facts, JournalError> {
         tools: Vec::new(),
         more_tools: 0,
         exit: None,
+        spent: reader.session_spend(session)?,
         session: stored,
     };
     let mut after = 0;
@@ -113,7 +107,7 @@ fn facts(reader: &Reader, session: &SessionId) -> Result<Facts, JournalError> {
             // Decode only these kinds: long answers need not be parsed.
             if matches!(
                 event.kind.as_str(),
-                "tool_start" | "tool_result" | "child_exited"
+                "tool_start" | "tool_result" | "tool_call_unrequested" | "child_exited"
             ) && let Ok(stamped) = event.decode()
             {
                 facts.event(stamped.event);
@@ -135,7 +129,19 @@ impl Facts {
                     name,
                     input: input.get().to_owned(),
                     is_error: None,
+                    unasked: None,
                 });
+            }
+            Event::UnrequestedToolCall {
+                id,
+                decision,
+                rules,
+                ..
+            } => {
+                let call = self.tools.iter_mut().rev().find(|tool| tool.id == id);
+                if let Some(call) = call {
+                    call.unasked = Some((decision, rules));
+                }
             }
             Event::ToolResult { id, is_error, .. } => {
                 let open = self.tools.iter_mut().rev().find(|tool| tool.id == id);
@@ -161,97 +167,12 @@ impl Facts {
         }
     }
 
-    /// The changed files in the task's report, if this session is the last one of the task.
-    fn changes(&self) -> Vec<(String, String)> {
-        let tasks = self.tasks.iter();
-        let own = tasks.filter(|task| task.session.as_ref() == Some(&self.session.session));
-        let reports = own.filter_map(|task| codec::read_report(task.result.as_deref()?).ok());
-        let changes = reports.flat_map(|report| {
-            let change = |change: codec::ChangedFile<'_>| {
-                (change.kind.into_owned(), change.path.into_owned())
-            };
-            report.changes.into_iter().map(change).collect::<Vec<_>>()
-        });
-        changes.collect()
+    /// The report of the task whose last session this is.
+    fn report(&self) -> Option<codec::Report<'static>> {
+        let mut tasks = self.tasks.iter();
+        let own = tasks.find(|task| task.session.as_ref() == Some(&self.session.session))?;
+        codec::read_report(own.result.as_deref()?).ok()
     }
-}
-
-fn lines(facts: &Facts) -> Vec<String> {
-    let session = &facts.session;
-    let mut lines = vec![
-        format!("session   {}", safe(&session.session, 128)),
-        format!("slot      {}/{}", safe(&session.pool, WORD), session.slot),
-    ];
-    if let Some(run) = &session.run {
-        lines.push(format!("run       {}", safe(run, 128)));
-    }
-    let until = match session.ended_at_us {
-        Some(ended) => format!("ended {}", time(ended)),
-        None => "not ended".to_owned(),
-    };
-    lines.push(format!("begun     {}, {until}", time(session.begun_at_us)));
-    let size = show_size(facts.bytes);
-    lines.push(format!("journal   {} events, {size}", facts.events));
-    if let Some(exit) = &facts.exit {
-        let detail = safe(&exit.detail, SENTENCE);
-        lines.push(format!("exit      {}: {detail}", exit.class));
-        for line in &exit.stderr {
-            lines.push(format!("  {}", line.escape_for_display(SENTENCE)));
-        }
-    }
-    for task in &facts.tasks {
-        let outcome = task.outcome.as_deref().unwrap_or(&task.state);
-        let id = safe(&task.id, 128);
-        lines.push(format!("task      {id}: {}", safe(outcome, WORD)));
-        lines.push(format!(
-            "  prompt  {}",
-            task.prompt.escape_for_display(SENTENCE)
-        ));
-        if let Some(detail) = task.detail.as_ref().filter(|detail| !detail.is_empty()) {
-            lines.push(format!("  detail  {}", safe(detail, SENTENCE)));
-        }
-    }
-    if facts.attempts.len() > 1 {
-        lines.push("attempts".to_owned());
-        for attempt in &facts.attempts {
-            let how = attempt.class.as_deref().unwrap_or("-");
-            let (number, session) = (attempt.attempt, safe(&attempt.session, 128));
-            lines.push(format!("  {number} {session} {}", safe(how, WORD)));
-        }
-    }
-    if !facts.requests.is_empty() {
-        lines.push(format!("requests  {}", facts.requests.len()));
-        lines.extend(
-            facts
-                .requests
-                .iter()
-                .map(|request| format!("  {}", request_line(request))),
-        );
-    }
-    if !facts.tools.is_empty() {
-        lines.push(format!(
-            "tools     {}",
-            facts.tools.len() as u64 + facts.more_tools
-        ));
-        lines.extend(facts.tools.iter().map(|tool| {
-            let (name, input) = (
-                tool.name.escape_for_display(WORD),
-                safe(&tool.input, SENTENCE),
-            );
-            format!("  {} {name} {input}", tool.as_str())
-        }));
-    }
-    if facts.more_tools > 0 {
-        lines.push(format!("  and {} more", facts.more_tools));
-    }
-    let changes = facts.changes();
-    if !changes.is_empty() {
-        lines.push(format!("changed   {}", changes.len()));
-        for (kind, path) in changes {
-            lines.push(format!("  {} {}", safe(&kind, WORD), safe(&path, SENTENCE)));
-        }
-    }
-    lines
 }
 
 impl Tool {
@@ -262,16 +183,6 @@ impl Tool {
             Some(false) => "ok",
         }
     }
-}
-
-fn request_line(request: &StoredPermissionRequest) -> String {
-    let decision = safe(request.decision.as_deref().unwrap_or("open"), WORD);
-    let by = safe(request.decided_by.as_deref().unwrap_or("-"), WORD);
-    let rules: Vec<String> = rules(request);
-    let rules = safe(&rules.join(", "), SENTENCE);
-    let tool = request.tool.escape_for_display(WORD);
-    let input = safe(request.input.as_deref().unwrap_or("-"), SENTENCE);
-    format!("{decision} by {by} ({rules}) {tool} {input}")
 }
 
 fn rules(request: &StoredPermissionRequest) -> Vec<String> {
@@ -310,6 +221,9 @@ fn document(facts: &Facts) -> Value {
         json!({
             "id": tool.id.raw(), "name": tool.name.raw(), "input": input(&tool.input),
             "state": tool.as_str(),
+            "unasked": tool.unasked.as_ref().map(|(decision, rules)| {
+                json!({"decision": decision.as_str(), "rules": rules})
+            }),
         })
     };
     let exit = facts.exit.as_ref().map(|exit| {
@@ -319,10 +233,10 @@ fn document(facts: &Facts) -> Value {
             "stderr": exit.stderr.iter().map(UntrustedText::raw).collect::<Vec<_>>(),
         })
     });
-    let changes: Vec<Value> = facts
-        .changes()
-        .into_iter()
-        .map(|(kind, path)| json!({"kind": kind, "path": path}))
+    let report = facts.report();
+    let changes = report.iter().flat_map(|report| &report.changes);
+    let changes: Vec<Value> = changes
+        .map(|change| json!({"kind": change.kind, "path": change.path}))
         .collect();
     json!({
         "v": 1,
@@ -336,5 +250,7 @@ fn document(facts: &Facts) -> Value {
         "tools": facts.tools.iter().map(tool).collect::<Vec<_>>(),
         "more_tools": facts.more_tools,
         "exit": exit, "changes": changes,
+        "answer": report.as_ref().map(|report| report.answer.as_ref()),
+        "cost_usd": facts.spent.nanodollars as f64 / NANOS_PER_DOLLAR as f64,
     })
 }

@@ -12,6 +12,7 @@ use unicode_width::UnicodeWidthStr;
 use super::board::span;
 use super::short_ids::short;
 use marshal_fleet::{ChangeKind, TaskReport};
+use marshal_model::budget::format_cost;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{TaskOutcome, UnaskedCalls};
 
@@ -69,11 +70,14 @@ pub fn render(rows: &[&TaskReport], missing: usize, took: Duration, style: Style
 }
 
 fn grid(rows: &[&TaskReport], style: Style) -> String {
-    let with_restarts = rows.iter().any(|row| row.restarts > 0);
-    let mut lines: Vec<(Vec<Cell>, Option<TaskOutcome>)> = vec![(header(with_restarts), None)];
+    let extra = ExtraColumns {
+        cost: rows.iter().any(|row| row.cost > 0),
+        restarts: rows.iter().any(|row| row.restarts > 0),
+    };
+    let mut lines: Vec<(Vec<Cell>, Option<TaskOutcome>)> = vec![(header(extra), None)];
     lines.extend(
         rows.iter()
-            .map(|row| (cells(row, with_restarts), Some(row.outcome))),
+            .map(|row| (cells(row, extra), Some(row.outcome))),
     );
     let columns = lines[0].0.len();
     let widest = |column: usize| {
@@ -113,7 +117,14 @@ fn grid(rows: &[&TaskReport], style: Style) -> String {
     text
 }
 
-fn header(with_restarts: bool) -> Vec<Cell> {
+/// The columns that are shown only where a row has something for them.
+#[derive(Clone, Copy)]
+struct ExtraColumns {
+    cost: bool,
+    restarts: bool,
+}
+
+fn header(extra: ExtraColumns) -> Vec<Cell> {
     let mut cells = vec![
         left("task"),
         left("slot"),
@@ -122,9 +133,12 @@ fn header(with_restarts: bool) -> Vec<Cell> {
         right("denied"),
         right("approvals"),
         right("tokens"),
-        right("time"),
     ];
-    if with_restarts {
+    if extra.cost {
+        cells.push(right("cost"));
+    }
+    cells.push(right("time"));
+    if extra.restarts {
         cells.push(right("restarts"));
         cells.push(right("backoff"));
     }
@@ -132,7 +146,7 @@ fn header(with_restarts: bool) -> Vec<Cell> {
     cells
 }
 
-fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
+fn cells(row: &TaskReport, extra: ExtraColumns) -> Vec<Cell> {
     let slot = row.slot.as_ref().map(ToString::to_string);
     let tokens = row.usage.input.saturating_add(row.usage.output);
     let mut cells = vec![
@@ -143,13 +157,19 @@ fn cells(row: &TaskReport, with_restarts: bool) -> Vec<Cell> {
         right(row.denied.to_string()),
         right(row.approvals.to_string()),
         right(tokens.to_string()),
-        right(if slot.is_some() {
-            span(row.took)
-        } else {
-            "-".to_owned()
-        }),
     ];
-    if with_restarts {
+    if extra.cost {
+        cells.push(right(match row.cost {
+            0 => "-".to_owned(),
+            cost => format_cost(cost),
+        }));
+    }
+    cells.push(right(if slot.is_some() {
+        span(row.took)
+    } else {
+        "-".to_owned()
+    }));
+    if extra.restarts {
         cells.push(right(row.restarts.to_string()));
         cells.push(right(if row.restarts > 0 {
             span(row.backoff)

@@ -216,3 +216,20 @@ fn a_branch_is_shown_by_a_command() {
     assert!(text.contains(line), "{text}");
     assert!(!text.contains("copies"), "{text}");
 }
+
+#[test]
+fn a_cost_has_a_column_where_one_is_known() {
+    let mut rows = [row("a", TaskOutcome::Done), row("b", TaskOutcome::Done)];
+    rows[0].cost = 1_250_000_000;
+    check(
+        &rows,
+        PIPE,
+        "
+task  slot    outcome  allowed  denied  approvals  tokens   cost  time  changed
+a     demo/0  done           0       0          0       0  $1.25  1.2s  -
+b     demo/0  done           0       0          0       0      -  1.2s  -
+
+2 of 2 done in 0.4s
+",
+    );
+}

@@ -177,6 +177,8 @@ pub struct TaskReport {
     pub denied_by: Vec<String>,
     /// Tokens, as the agent reports them, over all attempts.
     pub usage: Usage,
+    /// What its model cost, in nanodollars; 0 where that is not known.
+    pub cost: u64,
     /// From its first assignment until its end.
     pub took: Duration,
     /// Changed files of the last attempt, relative to the workspace.

@@ -11,6 +11,7 @@ use marshal_journal::StoredTask;
 use marshal_journal::codec::{
     ChangedFile, CodecError, Report, RequestCounts, TokenCounts, read_report, write_report,
 };
+use marshal_model::budget::{NANOS_PER_DOLLAR, nanos_from_dollars};
 use marshal_model::{
     PoolName, RunId, SessionId, SlotId, TaskId, TaskOutcome, UnaskedCalls, UntrustedText, Usage,
     untrusted,
@@ -57,6 +58,7 @@ impl TaskReport {
                 input: self.usage.input,
                 output: self.usage.output,
             },
+            cost_usd: (self.cost > 0).then(|| self.cost as f64 / NANOS_PER_DOLLAR as f64),
             duration_ms: millis(self.took),
             changes: self.changes.iter().map(change).collect(),
             changes_cut: self.changes_cut,
@@ -112,6 +114,7 @@ impl TaskReport {
                 input: stored.tokens.input,
                 output: stored.tokens.output,
             },
+            cost: stored.cost_usd.and_then(nanos_from_dollars).unwrap_or(0),
             took: Duration::from_millis(stored.duration_ms),
             changes: changes.collect::<Result<_, ReportError>>()?,
             changes_cut: stored.changes_cut,
@@ -160,6 +163,7 @@ impl TaskReport {
             unasked: UnaskedCalls::default(),
             denied_by: Vec::new(),
             usage: Usage::default(),
+            cost: 0,
             took: Duration::from_micros(u64::try_from(took).unwrap_or(0)),
             changes: Vec::new(),
             changes_cut: true,

@@ -183,6 +183,11 @@ fn replay_attempt(
             break;
         }
     }
+    let stored = past.reader.session(session)?;
+    if stored.is_some_and(|stored| stored.task.is_some()) {
+        // The spend of a slot's session is not kept by task.
+        record.tally.cost = past.reader.session_spend(session)?.nanodollars;
+    }
     let bundle = branch::bundle_path(past.state, session);
     record.bundle = bundle.symlink_metadata().is_ok().then_some(bundle);
     record.copy = place.symlink_metadata().is_ok().then_some(place);

@@ -99,14 +99,18 @@ fn show_tells_one_session_whole() {
         session,
         "demo/0",
         "task-1: done",
-        "prompt  read README.md\\nwrite",
+        "prompt    read README.md\n          write notes.txt hello\n",
+        "answer    ",
         "requests  3",
-        "allow by policy",
-        "deny by policy",
-        "curl https://example.com",
+        "allowed by read",
+        "read_file: README.md",
+        "denied by net",
+        "bash: curl https://example.com",
         "tools     3",
+        "error  bash: curl",
         "exit      stopped",
         "added notes.txt",
+        "next      marshal diff ",
     ] {
         assert!(ran.stdout.contains(part), "{part:?} in {}", ran.all());
     }

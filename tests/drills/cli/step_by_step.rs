@@ -124,7 +124,10 @@ fn every_command_of_the_page_does_what_the_page_says() {
         ", then marshal land ",
     ];
     home.page("marshal report", 0, &morning);
-    let denied = ["task      release: denied", "deny by policy (publish-git)"];
+    let denied = [
+        "task      release: denied",
+        "denied by publish-git  bash: git push origin main",
+    ];
     home.page("marshal show", 0, &denied);
     home.page(
         "marshal run --continue",

@@ -163,6 +163,7 @@ impl ActiveTask {
             unasked: self.tally.unasked,
             answer: self.tally.answer(),
             usage: self.tally.usage,
+            cost: self.tally.cost,
             denied_by: self.tally.denied_by,
             took: self.first_assigned.map_or(Duration::ZERO, clock::since),
             changes: self.changes,

@@ -388,6 +388,7 @@ impl SessionState {
             // Its requests are made again by the next attempt.
             self.tally = Tally::default();
         }
+        self.tally.cost = self.budget.spend.turn_spend().nanodollars;
         let attempt = Attempt {
             index: self.work.slot.index,
             session: self.work.session.clone(),

@@ -19,6 +19,8 @@ pub(crate) struct Tally {
     /// The rules that denied, or what denied instead of a rule; each once.
     pub(crate) denied_by: Vec<String>,
     pub(crate) usage: Usage,
+    /// What the model cost, in nanodollars, where that is known.
+    pub(crate) cost: u64,
     pub(crate) answer: String,
     /// The beginning of the last error that the agent reported.
     pub(super) error: String,
@@ -135,6 +137,7 @@ impl Tally {
         self.unasked.add(later.unasked);
         self.usage.input = self.usage.input.saturating_add(later.usage.input);
         self.usage.output = self.usage.output.saturating_add(later.usage.output);
+        self.cost = self.cost.saturating_add(later.cost);
         for rule in &later.denied_by {
             self.add_denial_source(rule);
         }

@@ -44,6 +44,9 @@ pub struct Report<'a> {
     pub denied_by: Cow<'a, [String]>,
     /// Token counts as the agent reports them.
     pub tokens: TokenCounts,
+    /// What its model cost, in US dollars, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_usd: Option<f64>,
     /// From its first assignment until its end, in milliseconds.
     pub duration_ms: u64,
     /// Changed files, relative to the workspace.
@@ -165,6 +168,7 @@ mod tests {
                 input: 10,
                 output: u64::MAX,
             },
+            cost_usd: None,
             duration_ms: 1200,
             changes: vec![ChangedFile {
                 path: "src/\u{1b}[2J.rs".into(),
@@ -199,6 +203,7 @@ mod tests {
                 input: 0,
                 output: 0,
             },
+            cost_usd: None,
             duration_ms: 0,
             changes: Vec::new(),
             changes_cut: false,

@@ -109,6 +109,7 @@ pub fn report(run: &RunId, task: &TaskId, outcome: TaskOutcome) -> TaskReport {
         unasked: UnaskedCalls::default(),
         denied_by: Vec::new(),
         usage: Usage::default(),
+        cost: 0,
         took: Duration::from_millis(1200),
         changes: Vec::new(),
         changes_cut: false,
