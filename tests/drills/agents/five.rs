@@ -100,7 +100,7 @@ policy    = "rehearsal"
 session   = "slot"
 workspace = {{ path = "project", mode = "copy" }}
 timeouts  = {{ handshake = "4m", cancel = "1m" }}
-restart   = {{ base = "10ms", max = "50ms" }}
+restart   = {{ base = "10ms", max = "50ms", on_crash = "report" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
 
 [policy.rehearsal]

@@ -156,7 +156,7 @@ fn an_agent_that_answers_any_number_is_refused_before_a_session_if_it_is_not_our
 fn routed(model: &Model, set: &str) -> (String, String) {
     let keys = format!(
         "network = \"routes\"\nroutes = [\"openai\"]\nsession = \"slot\"\n\
-         restart = {{ base = \"10ms\", max = \"50ms\" }}\n\
+         restart = {{ base = \"10ms\", max = \"50ms\", on_crash = \"report\" }}\n\
          env = {{ set = {{ DRILL = \"MARK\"{set} }} }}\n"
     );
     let route = format!(
