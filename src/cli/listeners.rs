@@ -34,6 +34,8 @@ use marshal_fleet::FleetHandle;
 #[derive(Debug, Clone)]
 pub struct ListenConfig {
     listen: SocketAddr,
+    /// Whether nobody chose this address.
+    is_default: bool,
     http: HttpConfig,
     tokens: BTreeMap<String, NamedToken>,
     /// Whether a reload believes the configuration file, because the user named it.
@@ -47,6 +49,7 @@ impl ListenConfig {
         let config = &loaded.config;
         Self {
             listen: config.supervisor.listen,
+            is_default: !config.source_map.has_key("supervisor.listen"),
             http: config.http.clone(),
             tokens: config.tokens.clone(),
             is_named: matches!(loaded.source, Source::Named(_)),
@@ -59,10 +62,20 @@ impl From<SocketAddr> for ListenConfig {
     fn from(listen: SocketAddr) -> Self {
         Self {
             listen,
+            is_default: false,
             http: HttpConfig::default(),
             tokens: BTreeMap::new(),
             is_named: false,
         }
+    }
+}
+
+#[cfg(test)]
+impl ListenConfig {
+    /// As if nobody had chosen the address.
+    pub(super) fn by_default(mut self) -> Self {
+        self.is_default = true;
+        self
     }
 }
 
@@ -92,8 +105,9 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
     }
 }
 
-/// Listens on the configured address. With port 0 the system chooses a port, which is printed. If
-/// the address cannot be bound, `run` prints a note and continues without it, and `up` fails.
+/// Listens on the configured address. With port 0 the system chooses a port, which is printed. `up`
+/// also takes any port if the default one is taken: each project has a daemon of its own. If the
+/// address cannot be bound, `run` prints a note and continues without it, and `up` fails.
 ///
 /// # Errors
 /// [`Exit::CannotStart`] for a daemon, [`Exit::Usage`] for a certificate; the error is printed.
@@ -108,7 +122,17 @@ pub async fn listen(
         err.line(&format!("error: {}: {error}", error.key));
         Exit::Usage
     })?;
-    match http::bind(plan.listen).await {
+    let mut bound = http::bind(plan.listen).await;
+    if let Err(error) = &bound
+        && (plan.is_default && role == Role::Daemon && error.is_in_use())
+    {
+        err.line(&format!(
+            "note: another program listens on {}; set supervisor.listen to choose the port",
+            plan.listen
+        ));
+        bound = http::bind(SocketAddr::new(plan.listen.ip(), 0)).await;
+    }
+    match bound {
         Ok(listener) => {
             let listener = listener.with_tls(tls, &plan.http.hosts);
             if plan.listen.port() == 0 || role == Role::Daemon {

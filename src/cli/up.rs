@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
     use crate::cli::control_client::{Client, daemon};
-    use crate::cli::listeners::{StateListeners, listen};
+    use crate::cli::listeners::{ListenConfig, StateListeners, listen};
     use crate::cli::streams::{Captured, Streams};
     use marshal_engine::api::control;
     use marshal_engine::api::reply::Role;
@@ -234,6 +234,11 @@ mod tests {
         ));
         let ended = listen(&taken.into(), Role::Daemon, &mut streams.err).await;
         assert_eq!(ended.expect_err("ends"), Exit::CannotStart);
+        // Nobody chose that port.
+        let default = ListenConfig::from(taken).by_default();
+        let other = listen(&default, Role::Daemon, &mut streams.err).await;
+        let other = other.expect("bound").and_then(|listener| listener.addr());
+        assert_ne!(other.expect("an address"), taken);
         let err_text = err.text();
         assert!(
             err_text.contains("note: cannot listen on 127.0.0.1:"),

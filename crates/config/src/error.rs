@@ -171,6 +171,12 @@ impl SourceMap {
         self.text.clone().into_errors(errors.collect())
     }
 
+    /// Whether the file has this key.
+    #[must_use]
+    pub fn has_key(&self, key: &str) -> bool {
+        self.spans.contains_key(key)
+    }
+
     fn span(&self, key: &str) -> Range<usize> {
         let mut path = key;
         loop {

@@ -125,6 +125,24 @@ fn a_run_beside_the_daemon_of_another_project_has_a_configuration_and_a_state_of
 }
 
 #[test]
+fn two_daemons_that_chose_no_port_both_start() {
+    let user = User::new();
+    let [one, two] = ["one", "two"].map(|name| {
+        let dir = user.project(name, POOL);
+        fs::write(dir.join("supervisor.toml"), POOL).expect("written");
+        dir
+    });
+    let daemons = [user.up(&one), user.up(&two)];
+    let log = fs::read_to_string(user.path("up.log")).expect("the later one's log");
+    assert!(
+        log.contains("another program listens on 127.0.0.1:7117"),
+        "{log}"
+    );
+    assert!(log.contains("listening on http://127.0.0.1:"), "{log}");
+    drop(daemons);
+}
+
+#[test]
 fn commands_that_read_or_control_work_in_any_directory_and_with_a_broken_configuration() {
     let user = User::new();
     let one = user.project("one", POOL);
