@@ -13,10 +13,12 @@ use super::exit::Exit;
 use super::streams::Streams;
 use marshal_journal::codec;
 use marshal_journal::{Reader, StoredPermissionRequest, StoredSession, StoredTask};
+use marshal_model::budget::{Amount, NANOS_PER_DOLLAR};
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display as safe;
-use marshal_model::budget::{Amount, NANOS_PER_DOLLAR};
-use marshal_model::{Decision, Event, ExitClass, ExitStatus, RunId, SessionId, TaskId, UntrustedText};
+use marshal_model::{
+    Decision, Event, ExitClass, ExitStatus, RunId, SessionId, TaskId, UntrustedText,
+};
 
 /// One tool call.
 struct Tool {

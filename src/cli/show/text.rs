@@ -118,7 +118,11 @@ impl Page {
             for attempt in &facts.attempts {
                 let how = attempt.class.as_deref().unwrap_or("-");
                 let session = safe(&attempt.session, 128);
-                self.below(&format!("{} {session} {}", attempt.attempt, safe(how, WORD)));
+                self.below(&format!(
+                    "{} {session} {}",
+                    attempt.attempt,
+                    safe(how, WORD)
+                ));
             }
         }
     }

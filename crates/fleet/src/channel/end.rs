@@ -164,7 +164,8 @@ pub(crate) fn classify_end(
         }
         Some(Cause::HandshakeTimeout) => {
             end.class = ExitClass::HandshakeTimeout;
-            end.detail = "the agent did not become ready in time".to_owned();
+            end.detail = "the agent did not become ready in time (timeouts.handshake); does its command speak the pool's dialect?"
+                .to_owned();
         }
         Some(Cause::Version { theirs, ours }) => {
             end.class = ExitClass::VersionRefused;
