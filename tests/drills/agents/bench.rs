@@ -169,21 +169,22 @@ pub(crate) fn inside(of: &BTreeSet<u32>) -> BTreeSet<u32> {
     found
 }
 
+/// Whether this process is a `sleep` of this many seconds.
+pub(crate) fn sleeps(pid: u32, seconds: &str) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line) == format!("sleep\0{seconds}\0")
+}
+
 /// Waits until a `sleep` of this many seconds runs inside one of the drill's sandboxes; gives all
 /// that lives there then.
 pub(crate) fn until_asleep(drill: &Drill, name: &str, seconds: &str) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let what = format!("sleep {seconds}");
-    let command = format!("sleep\0{seconds}\0");
     let since = std::time::Instant::now();
     loop {
         found.extend(inside(&drill.agents()));
         found.retain(|pid| is_alive(*pid));
-        let sleeps = |pid: &u32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&line) == command
-        };
-        if found.iter().any(sleeps) {
+        if found.iter().any(|pid| sleeps(*pid, seconds)) {
             return found;
         }
         assert!(

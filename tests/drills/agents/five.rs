@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::agents::bench::{
     Model, PATIENCE, alone, assert_no_file_with_key, assert_without_key, events, in_copy, kill,
-    oldest, result, run_output, start, tools, until_asleep, until_gone,
+    oldest, result, run_output, sleeps, start, tools, until_asleep, until_gone,
 };
 use crate::agents::table;
 use crate::drill::Drill;
@@ -146,15 +146,22 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
             ("deny", &denied),
             ("probe", "RUN: sh probe.sh\nSAY: bye"),
             ("cancel", "RUN: sleep 300\nSAY: never"),
+            ("after", "RUN: sleep 305\nSAY: never"),
         ],
     );
     let inside = until_asleep(drill, "first", "300");
     assert_without_key(&inside, &model.key);
     let _stopping = drill.cancel_turns();
+    let next = until_asleep(drill, "first", "305");
+    // Some agents end the turn, and leave its command running.
+    let left: Vec<_> = inside.iter().filter(|pid| sleeps(**pid, "300")).collect();
+    assert!(left.is_empty(), "{left:?} {}", run_output(drill, "first"));
+    let _stopping = drill.cancel_turns();
     let code = running.wait(PATIENCE);
     let all = run_output(drill, "first");
     assert_eq!(code, Some(1), "{all}");
     until_gone(&inside);
+    until_gone(&next);
     assert!(drill.agents().is_empty());
 
     let touch = result(drill, "first", "touch");
@@ -188,8 +195,9 @@ fn first_life(kind: &Kind, drill: &Drill, model: &Model) {
         "{probed}"
     );
 
-    let cancel = result(drill, "first", "cancel");
-    assert_eq!(cancel["outcome"], "cancelled", "{all}");
+    for id in ["cancel", "after"] {
+        assert_eq!(result(drill, "first", id)["outcome"], "cancelled", "{all}");
+    }
 }
 
 /// Every layer was on, by what the journal says of the child.

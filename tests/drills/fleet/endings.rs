@@ -137,3 +137,40 @@ fn a_files_own_hint_goes_first_and_fits_errors_that_end_a_turn() {
             .contains("ask the lab for more")
     );
 }
+
+/// What a cancelled turn left running would work on beside the next task.
+#[test]
+fn a_tool_that_outlives_its_cancelled_turn_ends_before_the_next_task() {
+    let agent = format!(
+        r#"{GREETING}{BEGINS}case "$prompt" in
+*leave*)
+    sleep 600 & echo $! > left
+    printf '%s\n' '{{"type":"tool_start","tool_id":"c1","name":"bash","input":{{"command":"sleep 600"}}}}'
+    read -r interrupt
+    printf '%s\n' '{{"type":"turn_complete","turn_id":"t","stop_reason":"cancelled","iterations":1,"input_tokens":0,"output_tokens":0,"mutations":[]}}'
+    ;;
+*)
+    kill -0 "$(cat left)" 2>/dev/null && touch still-runs
+    printf '%s\n' '{{"type":"turn_complete","turn_id":"t","stop_reason":"end_turn","iterations":1,"input_tokens":0,"output_tokens":0,"mutations":[]}}'
+    ;;
+esac
+read -r goodbye
+"#
+    );
+    let drill = drill(&agent, "session = \"slot\"");
+    let mut running = drill.start(&["run", "--results", "r.jsonl", "leave it", "look for it"]);
+    let left = drill.workspace().join("left");
+    eventually(Duration::from_secs(60), "its tool runs", || left.exists());
+    eventually(Duration::from_secs(60), "the call is known", || {
+        let told = "SELECT count(*) FROM events WHERE kind = 'tool_start'";
+        let count = drill.database().query_row(told, [], |row| row.get(0));
+        count.unwrap_or(0_i64) == 1
+    });
+    let _stopping = drill.cancel_turns();
+    assert_eq!(running.wait(Duration::from_secs(60)), Some(1));
+    let results = drill.results("r.jsonl");
+    let outcomes: Vec<_> = results.iter().map(|it| it["outcome"].as_str()).collect();
+    assert_eq!(outcomes, [Some("cancelled"), Some("done")], "{results:?}");
+    assert!(!drill.workspace().join("still-runs").exists());
+    assert_ne!(results[0]["session"], results[1]["session"]);
+}

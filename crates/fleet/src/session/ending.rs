@@ -178,6 +178,7 @@ impl SessionState {
         self.ending.get_or_insert((outcome, why));
         match self.phase {
             Phase::Turn => {
+                self.leaves_tool = true;
                 self.notify_pool(SlotEvent::CancelSent, None);
                 self.send_command(Command::Cancel);
             }
@@ -360,6 +361,15 @@ impl SessionState {
             }
             Err(why) => tracing::warn!(%session, why, "protected files may have appeared"),
         }
+    }
+
+    /// Whether the child ends with this turn, because a tool of the cancelled turn may still run and
+    /// would work on beside the next task.
+    ///
+    /// A conversation whose session would be lost with the child goes on: its person sees what runs.
+    pub(super) fn must_end_tool(&self) -> bool {
+        let keeps_session = self.conversation.is_none() || self.can_be_resumed();
+        self.leaves_tool && self.released.is_none() && keeps_session
     }
 
     /// Whether the session waits for a next task after this one.

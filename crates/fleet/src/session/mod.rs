@@ -423,6 +423,7 @@ fn new_state(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         turn_detail: None,
         turn_began: None,
         ending: None,
+        leaves_tool: false,
         end: None,
         check: None,
         measured: None,

@@ -164,6 +164,7 @@ impl SessionState {
         self.turn_detail = None;
         self.turn_began = None;
         self.ending = None;
+        self.leaves_tool = false;
         self.released = None;
         self.budget.park_reason = None;
         self.limit = None;

@@ -142,6 +142,9 @@ pub(crate) struct SessionState {
     pub(super) turn_began: Option<Instant>,
     /// Why the turn must end, if not by itself; the first reason is kept.
     pub(super) ending: Option<(TurnOutcome, String)>,
+    /// The turn was cancelled, and a tool call had no result when it ended: what it started may still
+    /// run.
+    pub(super) leaves_tool: bool,
     pub(super) end: Option<ChannelEnd>,
     pub(super) check: Option<CheckResult>,
     /// Home and copy, while they are measured.
@@ -336,6 +339,7 @@ impl SessionState {
         self.cancel_approvals("the turn ended before this was decided");
         self.turn_answers.clear();
         self.end_turn_budget();
+        self.leaves_tool &= self.requests.has_open_calls();
         for call in self.requests.end_turn() {
             self.handle_unrequested_call(&call, ReportedResult::NotDone);
         }
@@ -503,7 +507,9 @@ impl SessionState {
                 let _ = done.send(());
             }
             OnDurable::FinishTurn
-                if self.scope == SessionScope::Slot && self.budget.park_reason.is_none() =>
+                if self.scope == SessionScope::Slot
+                    && self.budget.park_reason.is_none()
+                    && !self.must_end_tool() =>
             {
                 self.finish_turn();
             }

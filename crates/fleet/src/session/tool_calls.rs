@@ -233,6 +233,11 @@ impl OpenRequests {
         (name, call.filter(|call| call.ran_without_request(shown)))
     }
 
+    /// Whether a call has no result yet.
+    pub(crate) fn has_open_calls(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
     /// Ends the turn. Gives the calls without a result that ran without a request.
     pub(crate) fn end_turn(&mut self) -> Vec<ToolCall> {
         self.requests.clear();
