@@ -109,7 +109,11 @@ fn facts(reader: &Reader, session: &SessionId) -> Result<Facts, JournalError> {
             // Decode only these kinds: long answers need not be parsed.
             if matches!(
                 event.kind.as_str(),
-                "tool_start" | "tool_result" | "tool_call_unrequested" | "child_exited"
+                "tool_start"
+                    | "tool_update"
+                    | "tool_result"
+                    | "tool_call_unrequested"
+                    | "child_exited"
             ) && let Ok(stamped) = event.decode()
             {
                 facts.event(stamped.event);
@@ -133,6 +137,18 @@ impl Facts {
                     is_error: None,
                     unasked: None,
                 });
+            }
+            Event::ToolUpdate {
+                id,
+                name,
+                input: Some(input),
+                ..
+            } => {
+                let call = self.tools.iter_mut().rev().find(|tool| tool.id == id);
+                if let Some(call) = call {
+                    call.name = name.unwrap_or_else(|| call.name.clone());
+                    input.get().clone_into(&mut call.input);
+                }
             }
             Event::UnrequestedToolCall {
                 id,

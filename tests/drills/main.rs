@@ -28,6 +28,8 @@ mod engines;
 mod programs;
 #[path = "../support/provider.rs"]
 mod provider;
+#[path = "../support/screen.rs"]
+mod screen;
 
 mod agents;
 mod api;

@@ -84,9 +84,17 @@ pub fn nanos_from_dollars(amount: f64) -> Option<u64> {
     Some((amount * NANOS_PER_DOLLAR as f64).ceil() as u64)
 }
 
-/// A cost for people: dollars with as many digits as it needs, at least two.
+/// A cost for people, rounded: to cents from one dollar on, below it to hundredths of a cent. What would
+/// round to nothing keeps its digits.
 #[must_use]
 pub fn format_cost(nano: u64) -> String {
+    let unit = match nano {
+        0..100_000 => 1,
+        100_000..NANOS_PER_DOLLAR => NANOS_PER_DOLLAR / 10_000,
+        _ => NANOS_PER_DOLLAR / 100,
+    };
+    let rounded = nano.saturating_add(unit / 2) / unit;
+    let nano = rounded * unit;
     let (whole, part) = (nano / NANOS_PER_DOLLAR, nano % NANOS_PER_DOLLAR);
     let digits = format!("{part:09}");
     let digits_kept = digits.trim_end_matches('0').len().max(2);
@@ -230,6 +238,11 @@ mod tests {
         }
         assert_eq!(format_cost(0), "$0.00");
         assert_eq!(format_cost(40 * NANOS_PER_DOLLAR), "$40.00");
+        assert_eq!(format_cost(70_628_750), "$0.0706");
+        assert_eq!(format_cost(12_345_678_901), "$12.35");
+        assert_eq!(format_cost(99_950), "$0.00009995");
+        assert_eq!(format_cost(u64::MAX), "$18446744073.70");
+        assert_eq!(format_cost(0), "$0.00");
         assert_eq!(format_cost(1_500_000_000), "$1.50");
         assert_eq!(format_cost(75), "$0.000000075");
     }

@@ -434,8 +434,16 @@ fn in_environment(
     if !real.starts_with(venv) {
         binds.extend(prefix(&real));
     }
+    let argv = if file == real {
+        // By its place in the environment, it finds the environment's packages.
+        vec![text(&python)]
+    } else if shebang(&file)?.is_some() {
+        vec![text(&python), text(&file)]
+    } else {
+        vec![text(&file)]
+    };
     Ok(FoundProgram {
-        program: program(vec![text(&python), text(&file)], binds),
+        program: program(argv, binds),
         version: distribution_version(find, venv),
         file,
     })

@@ -114,6 +114,22 @@ fn a_python_environment_is_seen_whole_with_the_interpreter_that_it_leads_to() {
         path: vec![bin],
         ..SearchPaths::default()
     };
+    put(&venv.join("bin/native"), "\u{7f}ELF", 0o755);
+    let argv = |word: &Path| {
+        let found = find_command(&text(word), &SearchPaths::default());
+        found
+            .expect("found")
+            .expect("not of the system")
+            .program
+            .argv
+    };
+    let python = text(&venv.join("bin/python"));
+    // The environment's own interpreter starts itself, and a native program needs none.
+    for name in ["python", "python3"] {
+        assert_eq!(argv(&venv.join("bin").join(name)), [python.clone()]);
+    }
+    let native = venv.join("bin/native");
+    assert_eq!(argv(&native), [text(&native)]);
     let found = find(&spec("agent", &[]), None, &around).expect("found");
     assert_eq!(
         found.program.argv,

@@ -39,6 +39,13 @@ pub(super) fn document(pools: &BTreeMap<String, StoredSpend>) -> Value {
 }
 
 fn describe_spend(of: StoredSpend) -> String {
+    if of.amount == of.counted {
+        return format!(
+            "{}, {} tokens, counted by routes",
+            format_cost(of.amount.nanodollars),
+            of.amount.tokens
+        );
+    }
     format!(
         "{}, {} tokens; counted by routes: {}, {} tokens",
         format_cost(of.amount.nanodollars),
@@ -63,7 +70,7 @@ pub(super) fn push_lines(
     }
     lines.push(format!("COST       {}", describe_spend(total(pools))));
     lines.extend(reported.map(|reported| format!("  {reported}")));
-    for (pool, of) in pools {
+    for (pool, of) in pools.iter().filter(|_| pools.len() > 1) {
         lines.push(format!(
             "  {}: {}",
             escape_for_display(pool, WORD),

@@ -256,7 +256,11 @@ fn call(tool: &UntrustedText, input: &str) -> String {
 
 /// What a tool's input is about, if that is one text, or the words of one command.
 fn subject(input: &str) -> Option<String> {
-    let read: Value = serde_json::from_str(input).ok()?;
+    let mut read: Value = serde_json::from_str(input).ok()?;
+    // What an ACP agent sends of a call has its input in it.
+    if let Some(raw) = read.get_mut("rawInput") {
+        read = raw.take();
+    }
     let named = SUBJECTS.iter().find_map(|key| read.get(key))?;
     match named {
         Value::String(text) => Some(text.clone()),
@@ -283,6 +287,10 @@ mod tests {
         assert_eq!(
             of("{\"content\":\"x\",\"file_path\":\"a\"}"),
             Some("a".to_owned())
+        );
+        assert_eq!(
+            of("{\"locations\":[],\"rawInput\":{\"command\":\"ls\"}}"),
+            Some("ls".to_owned())
         );
         // What has no such text is shown as it is.
         for odd in ["{}", "{\"command\":[1]}", "{\"other\":\"x\"}", "7", "no"] {

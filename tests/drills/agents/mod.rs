@@ -12,6 +12,7 @@ mod codex;
 mod codex_schema;
 mod directories;
 mod engine_tools;
+mod first_hour;
 mod five;
 mod gemini;
 mod mcp;

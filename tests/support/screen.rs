@@ -1,0 +1,65 @@
+//! What a person sees: a program at a terminal of some width, and the screen that it leaves.
+
+use std::io::Read as _;
+use std::num::NonZeroU16;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::process::{Command, ExitStatus};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::pty::OpenptFlags;
+use rustix::termios::Winsize;
+
+/// Rows of the terminal: nothing scrolls away.
+const ROWS: u16 = 500;
+
+/// The screen when the program has ended, and how it ended.
+pub(crate) fn screen(command: &mut Command, columns: u16) -> (String, ExitStatus) {
+    let (master, slave) = terminal(columns);
+    let end = || slave.try_clone().expect("the terminal");
+    let child = command.stdin(end()).stdout(end()).stderr(end()).spawn();
+    let mut child = child.expect("it starts");
+    // Only the program holds it now, so the reader ends with the last process there.
+    drop(slave);
+    command.stdin(std::process::Stdio::null());
+    command.stdout(std::process::Stdio::null());
+    command.stderr(std::process::Stdio::null());
+    let reader = std::thread::spawn(move || {
+        let size = (NonZeroU16::new(ROWS), NonZeroU16::new(columns));
+        let (Some(rows), Some(columns)) = size else {
+            panic!("a terminal without a size");
+        };
+        let mut parser = vt100::Parser::new(rows, columns, 0);
+        let mut master = std::fs::File::from(master);
+        let mut piece = [0; 4096];
+        // EIO once nobody has the terminal open.
+        while let Ok(count @ 1..) = master.read(&mut piece) {
+            parser.process(&piece[..count]);
+        }
+        parser.screen().contents()
+    });
+    let status = child.wait().expect("it ends");
+    let text = reader.join().expect("its screen");
+    let lines = text.lines().map(str::trim_end);
+    let lines: Vec<&str> = lines.collect();
+    (lines.join("\n").trim_end().to_owned(), status)
+}
+
+/// Both ends of a new terminal.
+fn terminal(columns: u16) -> (OwnedFd, OwnedFd) {
+    let master =
+        rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+            .expect("a terminal");
+    rustix::pty::grantpt(&master).expect("granted");
+    rustix::pty::unlockpt(&master).expect("unlocked");
+    let name = rustix::pty::ptsname(&master, Vec::new()).expect("its name");
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let slave = rustix::fs::open(&name, flags, Mode::empty()).expect("opened");
+    let size = Winsize {
+        ws_row: ROWS,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    rustix::termios::tcsetwinsize(slave.as_fd(), size).expect("its size");
+    (master, slave)
+}
