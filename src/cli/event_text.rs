@@ -18,6 +18,18 @@ pub fn time(at_us: i64) -> String {
     }
 }
 
+/// A time for people: this host's clock and time zone, to the second.
+#[must_use]
+pub fn local_time(at_us: i64) -> String {
+    match jiff::Timestamp::from_microsecond(at_us) {
+        Ok(time) => {
+            let local = time.to_zoned(jiff::tz::TimeZone::system());
+            local.strftime("%Y-%m-%d %H:%M:%S").to_string()
+        }
+        Err(_) => format!("{at_us}us"),
+    }
+}
+
 /// The line of an event, cut at `width` columns if possible; with its session if `named`.
 #[must_use]
 pub fn line(event: &StoredEvent, named: bool, width: usize) -> String {

@@ -165,7 +165,7 @@ pub(super) async fn land_branch(
             let source = display_path(&source);
             streams
                 .out
-                .line(&format!("branch {branch}{was}: {tip} in {source}"));
+                .prose(&format!("branch {branch}{was}: {tip} in {source}"));
             Exit::Done
         }
         Err(error) => {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::audit::now_us;
 use super::audit::record::{ExportedRecord, value};
-use super::event_text::time;
+use super::event_text::{local_time, time};
 use super::events::{JournalError, open_journal};
 use super::exit::Exit;
 use super::policy::learn::{rule_id, with_rule};
@@ -363,7 +363,10 @@ fn document(page: &ReportData) -> Value {
 }
 
 fn print_report(page: &ReportData, streams: &mut Streams) {
-    let mut lines = vec![format!("since {}", time(page.since_us)), String::new()];
+    let mut lines = vec![
+        format!("since {}", local_time(page.since_us)),
+        String::new(),
+    ];
     let done: usize = page.outcomes.values().sum();
     let words = page
         .outcomes
@@ -457,7 +460,7 @@ fn print_report(page: &ReportData, streams: &mut Streams) {
     }
     page.runs.push_lines(&mut lines);
     for line in lines {
-        streams.out.line(&line);
+        streams.out.prose(&line);
     }
 }
 
@@ -481,19 +484,19 @@ fn waits(page: &ReportData, lines: &mut Vec<String>) {
         });
         lines.push(format!(
             "  since {}  approval {} of {} ({}; {}{answer}; until {}): {} {input}",
-            time(approval.requested_at_us),
+            local_time(approval.requested_at_us),
             escape_for_display(approval.id.as_str(), 128),
             escape_for_display(approval.session.as_str(), 128),
             approval.pool,
             approval.state,
-            time(approval.deadline_us),
+            local_time(approval.deadline_us),
             approval.tool.escape_for_display(WORD)
         ));
     }
     for (slot, reason, at_us) in &page.parked {
         lines.push(format!(
             "  since {}  slot {} is parked: {}; fix it, then run `marshal restart {}`",
-            time(*at_us),
+            local_time(*at_us),
             escape_for_display(slot, WORD),
             escape_for_display(reason, SENTENCE),
             escape_for_display(slot, WORD)

@@ -697,7 +697,7 @@ impl RunDisplay {
         };
         let took: Duration = self.begun.elapsed();
         let text = table::render(&rows, self.missing(), took, style);
-        self.streams.out.text(&text);
+        self.streams.out.prose(&text);
     }
 }
 

@@ -5,6 +5,7 @@
 //! writes are dropped.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 
 use marshal_model::untrusted::escape_json_for_terminal;
 
@@ -18,6 +19,10 @@ pub const NARROWEST: usize = 40;
 pub struct Output {
     to: Box<dyn Write + Send>,
     is_terminal: bool,
+    /// The columns of the terminal.
+    columns: Option<usize>,
+    /// Whether each line is prose.
+    is_prose: bool,
     broken: bool,
 }
 
@@ -37,8 +42,21 @@ impl Output {
         Self {
             to,
             is_terminal,
+            columns: None,
+            is_prose: false,
             broken: false,
         }
+    }
+
+    /// A stream of the process; the columns are those of its terminal.
+    fn standard(to: Box<dyn Write + Send>, fd: &(impl IsTerminal + AsFd)) -> Self {
+        let mut output = Self::new(to, fd.is_terminal());
+        let size = rustix::termios::tcgetwinsize(fd).ok();
+        let columns = size.map(|size| usize::from(size.ws_col));
+        output.columns = columns
+            .filter(|columns| output.is_terminal && *columns > 0)
+            .map(|columns| columns.max(NARROWEST));
+        output
     }
 
     /// Whether the output is a terminal.
@@ -67,7 +85,21 @@ impl Output {
 
     /// Writes a line; it must be safe to show.
     pub fn line(&mut self, line: &str) {
-        self.text(&format!("{line}\n"));
+        match self.columns.filter(|_| self.is_prose) {
+            Some(columns) => self.text(&wrap(line, columns)),
+            None => self.text(&format!("{line}\n")),
+        }
+    }
+
+    /// Writes lines of prose. On a terminal, what is too long goes on in a further line, below its text;
+    /// words and commands in backticks stay whole.
+    pub fn prose(&mut self, text: &str) {
+        for line in text.strip_suffix('\n').unwrap_or(text).split('\n') {
+            match self.columns {
+                Some(columns) => self.text(&wrap(line, columns)),
+                None => self.line(line),
+            }
+        }
     }
 
     /// Writes a JSON document as one line. On a terminal, control characters are written as `\u`.
@@ -78,6 +110,29 @@ impl Output {
             self.line(document);
         }
     }
+}
+
+/// The line as lines of at most this many columns, if its words allow.
+fn wrap(line: &str, columns: usize) -> String {
+    const KEPT: char = '\u{a0}';
+    let mut is_quoted = false;
+    let joined: String = line
+        .chars()
+        .map(|char| {
+            is_quoted ^= char == '`';
+            if is_quoted && char == ' ' { KEPT } else { char }
+        })
+        .collect();
+    let lead = line.len() - line.trim_start().len();
+    let indent = " ".repeat((lead + 2).min(columns / 2));
+    let options = textwrap::Options::new(columns)
+        .break_words(false)
+        .word_separator(textwrap::WordSeparator::AsciiSpace)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation)
+        .subsequent_indent(&indent);
+    let mut wrapped = textwrap::fill(&joined, options).replace(KEPT, " ");
+    wrapped.push('\n');
+    wrapped
 }
 
 /// Both output streams of the program.
@@ -98,19 +153,11 @@ impl Streams {
     /// (no-color.org).
     #[must_use]
     pub fn standard(no_colour: bool) -> Self {
-        let out = Output::new(Box::new(io::stdout()), io::stdout().is_terminal());
-        let err = Output::new(Box::new(io::stderr()), io::stderr().is_terminal());
-        let width = if out.is_terminal {
-            let size = rustix::termios::tcgetwinsize(io::stdout()).ok();
-            size.map_or(0, |size| usize::from(size.ws_col))
-        } else {
-            0
-        };
+        let out = Output::standard(Box::new(io::stdout()), &io::stdout());
+        let mut err = Output::standard(Box::new(io::stderr()), &io::stderr());
+        err.is_prose = true;
         Self {
-            width: match width {
-                0 => PIPED_WIDTH,
-                width => width.max(NARROWEST),
-            },
+            width: out.columns.unwrap_or(PIPED_WIDTH),
             coloured: out.is_terminal && !no_colour,
             out,
             err,
@@ -177,6 +224,18 @@ mod tests {
         output.line("a");
         assert!(output.broken);
         output.line("b");
+    }
+
+    #[test]
+    fn prose_is_wrapped_between_words_and_outside_of_commands() {
+        let line = "  task-3: its changes: `marshal diff 9c813068`; to get its branch: `marshal land 9c813068`";
+        assert_eq!(
+            wrap(line, 60),
+            "  task-3: its changes: `marshal diff 9c813068`; to get its\n    branch: `marshal land 9c813068`\n"
+        );
+        assert_eq!(wrap("a  b", 60), "a  b\n");
+        let long = "x".repeat(90);
+        assert_eq!(wrap(&long, 60), format!("{long}\n"));
     }
 
     #[test]

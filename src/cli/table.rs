@@ -79,14 +79,23 @@ fn grid(rows: &[&TaskReport], style: Style) -> String {
         rows.iter()
             .map(|row| (cells(row, extra), Some(row.outcome))),
     );
-    let columns = lines[0].0.len();
-    let widest = |column: usize| {
-        let widths = lines.iter().map(|(cells, _)| cells[column].text.width());
-        widths.max().unwrap_or(0)
-    };
-    let mut widths: Vec<usize> = (0..columns).map(widest).collect();
-    let gaps = 2 * (columns - 1);
-    let fixed: usize = widths[..columns - 1].iter().sum::<usize>() + gaps;
+    let mut widths = widths_of(&lines);
+    let mut optional = OPTIONAL.iter();
+    while width_of(&widths) + CHANGED > style.width
+        && let Some(name) = optional.next()
+    {
+        let place = lines[0].0.iter().position(|cell| cell.text == *name);
+        if let Some(place) = place {
+            widths.remove(place);
+            for (cells, _) in &mut lines {
+                cells.remove(place);
+            }
+        }
+    }
+    let columns = widths.len();
+    let fixed = width_of(&widths);
+    let mut header = lines[0].0.iter();
+    let before = header.position(|cell| cell.text == "outcome").unwrap_or(0);
     let last = &mut widths[columns - 1];
     *last = (*last).min(style.width.saturating_sub(fixed).max(CHANGED));
     let mut text = String::new();
@@ -108,13 +117,40 @@ fn grid(rows: &[&TaskReport], style: Style) -> String {
         }
         let line = escape_for_display(line.trim_end(), style.width);
         let line = match outcome {
-            Some(outcome) if style.coloured => paint(&line, *outcome, &cells[2].text),
+            Some(outcome) if style.coloured => paint(&line, *outcome, before),
             _ => line,
         };
         text.push_str(&line);
         text.push('\n');
     }
     text
+}
+
+/// The columns that a narrow screen does without, the least telling first.
+const OPTIONAL: [&str; 7] = [
+    "backoff",
+    "restarts",
+    "approvals",
+    "allowed",
+    "slot",
+    "tokens",
+    "cost",
+];
+
+/// The columns of each cell's text.
+fn widths_of(lines: &[(Vec<Cell>, Option<TaskOutcome>)]) -> Vec<usize> {
+    let columns = lines.first().map_or(0, |(cells, _)| cells.len());
+    let widest = |column: usize| {
+        let widths = lines.iter().map(|(cells, _)| cells[column].text.width());
+        widths.max().unwrap_or(0)
+    };
+    (0..columns).map(widest).collect()
+}
+
+/// The width of all columns but the last, with the gaps.
+fn width_of(widths: &[usize]) -> usize {
+    let last = widths.len().saturating_sub(1);
+    widths[..last].iter().sum::<usize>() + 2 * last
 }
 
 /// The columns that are shown only where a row has something for them.
@@ -204,16 +240,17 @@ fn changed(row: &TaskReport) -> String {
 }
 
 /// Colours the word of the outcome in a line that is already laid out and cut.
-fn paint(line: &str, outcome: TaskOutcome, word: &str) -> String {
+fn paint(line: &str, outcome: TaskOutcome, columns_before: usize) -> String {
     let colour = match outcome {
         TaskOutcome::Done => "32",
         TaskOutcome::Denied | TaskOutcome::Refused | TaskOutcome::Cancelled => "33",
         TaskOutcome::Skipped => "2",
         TaskOutcome::Failed | TaskOutcome::TimedOut | TaskOutcome::Lost => "31",
     };
-    // Search from the third column on: a task's id may be "done".
+    let word = outcome.as_str();
+    // Search from its column on: a task's id may be "done".
     let mut from = 0;
-    for _ in 0..2 {
+    for _ in 0..columns_before {
         let Some(gap) = line[from..].find("  ") else {
             return line.to_owned();
         };

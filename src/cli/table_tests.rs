@@ -233,3 +233,23 @@ b     demo/0  done           0       0          0       0      -  1.2s  -
 ",
     );
 }
+
+#[test]
+fn a_narrow_screen_keeps_what_tells_most() {
+    let mut rows = four();
+    rows[0].cost = 20_330_000;
+    rows[1].restarts = 1;
+    let narrow = Style {
+        width: 60,
+        coloured: true,
+    };
+    let text = grid(&all(&rows), narrow);
+    let expect = "\
+task    outcome  denied  tokens     cost  time  changed
+task-1  \u{1b}[32mdone\u{1b}[0m          0      28  $0.0203  0.3s  -
+task-2  \u{1b}[32mdone\u{1b}[0m          0      28        -  0.3s  -
+task-3  \u{1b}[32mdone\u{1b}[0m          0      28        -  0.3s  +notes.txt
+task-4  \u{1b}[33mdenied\u{1b}[0m        1      28        -  0.3s  -
+";
+    assert_eq!(text, expect, "{text}");
+}

@@ -35,13 +35,13 @@ pub(crate) fn screen(command: &mut Command, columns: u16) -> (String, ExitStatus
         while let Ok(count @ 1..) = master.read(&mut piece) {
             parser.process(&piece[..count]);
         }
-        parser.screen().contents()
+        // Row by row: a line that is too long is wrapped, as it is for a person.
+        let rows = parser.screen().rows(0, columns.get());
+        let rows: Vec<String> = rows.map(|row| row.trim_end().to_owned()).collect();
+        rows.join("\n").trim_end().to_owned()
     });
     let status = child.wait().expect("it ends");
-    let text = reader.join().expect("its screen");
-    let lines = text.lines().map(str::trim_end);
-    let lines: Vec<&str> = lines.collect();
-    (lines.join("\n").trim_end().to_owned(), status)
+    (reader.join().expect("its screen"), status)
 }
 
 /// Both ends of a new terminal.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::{Value, json};
 
 use crate::cli::board::span;
-use crate::cli::event_text::time;
+use crate::cli::event_text::local_time as time;
 use crate::cli::short_ids::short;
 use marshal_journal::codec::read_report;
 use marshal_journal::{StoredRun, StoredSpend, StoredTask};

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Facts, Tool, rules};
 use crate::cli::board::span;
-use crate::cli::event_text::time;
+use crate::cli::event_text::local_time as time;
 use crate::cli::short_ids::short;
 use marshal_config::show_size;
 use marshal_journal::codec::Report;

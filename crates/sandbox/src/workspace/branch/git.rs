@@ -20,7 +20,7 @@ S=$1
 head=$(git --git-dir="$S" rev-parse --verify --quiet 'HEAD^{commit}') || exit 10
 format=$(git --git-dir="$S" rev-parse --show-object-format) || exit 1
 dirty=$(git --git-dir="$S" --work-tree="$PWD" -c core.checkStat=minimal -c core.trustctime=false \
-    status --porcelain --ignore-submodules=all 2>/dev/null | head -c 1)
+    status --porcelain --ignore-submodules=all -- ':(top)' ':(top,exclude)supervisor.toml' 2>/dev/null | head -c 1)
 echo "$format $head ${dirty:+dirty}"
 exec git --git-dir="$S" ls-tree -r --format='%(objectsize)' "$head"
 "#;
