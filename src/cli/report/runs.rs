@@ -222,7 +222,8 @@ impl RunRows {
                     escape_for_display(short(&run.id), WORD)
                 ));
             }
-            let mut tasks: Vec<&TaskRow> = run.tasks.iter().collect();
+            let begun = |task: &&TaskRow| task.session.is_some() || task.is_done();
+            let (mut tasks, unstarted): (Vec<&TaskRow>, Vec<_>) = run.tasks.iter().partition(begun);
             tasks.sort_by_key(|task| task.rank());
             for task in tasks.iter().take(limits::REPORT_ROWS) {
                 task.push_lines(lines);
@@ -231,7 +232,31 @@ impl RunRows {
             if more > 0 {
                 lines.push(format!("  and {more} more tasks; --json has them"));
             }
+            push_unstarted(&unstarted, lines);
         }
+    }
+}
+
+/// Tasks that no agent has begun, together where they have one reason.
+fn push_unstarted(tasks: &[&TaskRow], lines: &mut Vec<String>) {
+    let mut by_reason: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for task in tasks {
+        let outcome = escape_for_display(&task.outcome, WORD);
+        let why = escape_for_display(task.detail.as_deref().unwrap_or_default(), SENTENCE);
+        let ids = by_reason.entry(format!("{outcome}: {why}")).or_default();
+        ids.push(escape_for_display(&task.id, WORD));
+    }
+    for (reason, ids) in by_reason {
+        let count = if ids.len() == 1 {
+            "1 task".to_owned()
+        } else {
+            format!("{} tasks", ids.len())
+        };
+        lines.push(format!("  {count} not begun, {reason}"));
+        lines.push(format!(
+            "    {}",
+            escape_for_display(&ids.join(", "), 2 * SENTENCE)
+        ));
     }
 }
 

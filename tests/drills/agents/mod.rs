@@ -16,6 +16,7 @@ mod first_hour;
 mod five;
 mod gemini;
 mod mcp;
+mod night;
 mod pi;
 mod proxies;
 mod sdk;

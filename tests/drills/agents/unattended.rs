@@ -44,7 +44,7 @@ RUN: git add -A && git commit -qm 'durations: add up the parts' && git log -1 --
 SAY: the parts are added up now
 "#;
 
-fn git(dir: &Path, args: &[&str]) -> String {
+pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
     let output = Command::new("git")
         .arg("-C")
         .arg(dir)

@@ -29,7 +29,7 @@ impl PoolState {
         let working = self.slots.iter_mut().filter_map(|slot| slot.work.as_mut());
         for work in working.filter(|work| work.task.run == *run) {
             work.task.cancelled = true;
-            let _ = work.actor.send_message(SessionMsg::Cancel);
+            let _ = work.actor.send_message(SessionMsg::cancel(why));
         }
     }
 

@@ -298,7 +298,9 @@ impl PoolState {
         let waiting = std::mem::take(&mut conversation.waiting_prompts);
         if let Some(work) = &mut slot.work {
             work.task.cancelled = true;
-            let _ = work.actor.send_message(SessionMsg::Cancel);
+            let _ = work
+                .actor
+                .send_message(SessionMsg::cancel("its client left"));
         }
         let has_work = slot.work.is_some();
         let ended = waiting

@@ -122,7 +122,9 @@ impl PoolState {
             .ok_or(OperatorError::NotInPool)?;
         let work = slot.work.as_mut().ok_or(OperatorError::NoTurn)?;
         work.task.cancelled = true;
-        let _ = work.actor.send_message(SessionMsg::Cancel);
+        let _ = work
+            .actor
+            .send_message(SessionMsg::cancel("its turn was stopped by command"));
         Ok(())
     }
 
@@ -136,7 +138,9 @@ impl PoolState {
         slot.stopping_session = Some(session.clone());
         if let Some(work) = slot.work.as_mut() {
             work.task.cancelled = true;
-            let _ = work.actor.send_message(SessionMsg::Cancel);
+            let _ = work
+                .actor
+                .send_message(SessionMsg::cancel("its session was stopped by command"));
             let _ = work.actor.send_message(SessionMsg::Stop { now: false });
         }
         self.must_check_slots = true;

@@ -299,7 +299,9 @@ impl PoolState {
             if matches(&work.task) {
                 count += 1;
                 work.task.cancelled = true;
-                let _ = work.actor.send_message(SessionMsg::Cancel);
+                let _ = work
+                    .actor
+                    .send_message(SessionMsg::cancel("the run was cancelled"));
             }
         }
         let mut ended: Vec<ActiveTask> = self.queue.take_all_if(matches).into();

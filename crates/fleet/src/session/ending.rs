@@ -82,8 +82,8 @@ impl SessionState {
                 return true;
             }
             SessionMsg::AppendEvent { event, rows, done } => self.append_event(*event, rows, done),
-            SessionMsg::Cancel if !self.has_task => {}
-            SessionMsg::Cancel => self.cancel("the run was cancelled"),
+            SessionMsg::Cancel { .. } if !self.has_task => {}
+            SessionMsg::Cancel { why } => self.cancel(&why),
             SessionMsg::Interrupt => self.interrupt_gracefully(),
             SessionMsg::GraceEnded(task) => self.grace_ended(task),
             SessionMsg::TranscriptRead(text) => self.transcript_read(text),

@@ -249,7 +249,10 @@ pub(crate) enum SessionMsg {
         done: oneshot::Sender<()>,
     },
     /// Cancel the running turn, and with it the task.
-    Cancel,
+    Cancel {
+        /// The reason, for people.
+        why: String,
+    },
     /// Cancel like that, but let a running tool call end first.
     Interrupt,
     /// The grace period of a tool call has passed; the number of the task.
@@ -263,6 +266,15 @@ pub(crate) enum SessionMsg {
         /// Whether it is killed at once, without the stop ladder.
         now: bool,
     },
+}
+
+impl SessionMsg {
+    /// [`SessionMsg::Cancel`] with a reason.
+    pub(crate) fn cancel(why: &str) -> Self {
+        Self::Cancel {
+            why: why.to_owned(),
+        }
+    }
 }
 
 /// The state of the workspace before a task.
