@@ -50,7 +50,9 @@ enum LandBranchError {
         state: String,
     },
     /// The session has no new commits.
-    #[error("session {0} has no commits that are new to its repository")]
+    #[error(
+        "session {0} has no branch: it made no commits that are new to its repository, or the supervisor was killed before it looked for them (marshal show says so)"
+    )]
     NoBundle(SessionId),
     /// The state directory is not private to the caller.
     #[error("{0} belongs to another user, or others can read or write it")]

@@ -354,6 +354,11 @@ fn explanation(row: &TaskReport) -> Option<String> {
         };
         parts.push(format!("done, with {} denied{by}", row.denied));
     }
+    if row.outcome == TaskOutcome::Done
+        && let Some(remark) = &row.detail
+    {
+        parts.push(remark.escape_for_display(SENTENCE));
+    }
     if row.unasked.ask + row.unasked.denied > 0 {
         parts.push(format!(
             "{} tool calls ran without a permission request: by the policy {}",

@@ -21,9 +21,10 @@ use super::run_bounds;
 use super::run_history::{self, AttemptRecord, ENDED, RUNNING, RunHistory};
 use super::session::{CheckResult, Tally, outcome};
 use super::{FleetHandle, PoolEntry, SubmitError};
-use marshal_config::OnCrash;
+use marshal_config::{OnCrash, Pool, WorkspaceMode};
 use marshal_journal::codec;
 use marshal_journal::{StoredTask, TaskChange, Write};
+use marshal_model::untrusted::escape_for_display;
 use marshal_model::{
     PoolName, RunId, SlotId, TaskId, TaskOutcome, TaskSpec, TurnOutcome, UntrustedText,
 };
@@ -408,8 +409,24 @@ fn choose_resume_action(
     match last_outcome(attempts.last(), has_check) {
         (TaskOutcome::Lost, _, _) if retries && may_retry(lost.max(1)) => ResumeAction::Retry,
         (_, true, _) if may_retry(lost) => ResumeAction::Retry,
-        (outcome, _, why) => ResumeAction::End(outcome, why),
+        (outcome, _, why) => {
+            let remark = || config.and_then(|config| unmade_branch(config, attempts.last()?));
+            ResumeAction::End(outcome, why.or_else(remark))
+        }
     }
+}
+
+/// What is to be said of a clone whose branch the supervisor did not live to make.
+fn unmade_branch(config: &Pool, last: &AttemptRecord) -> Option<String> {
+    let is_clone = config.workspace.mode == WorkspaceMode::Worktree;
+    let clone = last
+        .copy
+        .as_ref()
+        .filter(|_| is_clone && last.bundle.is_none())?;
+    let clone = escape_for_display(&clone.display().to_string(), 400);
+    Some(format!(
+        "the supervisor ended before it looked for new commits; the clone is at {clone}"
+    ))
 }
 
 /// How many of the attempts ended in a crash; one that the supervisor's end cut short counts too.
