@@ -23,6 +23,8 @@ const WORD: usize = 60;
 /// Columns shown of an untrusted sentence inside a line.
 const SENTENCE: usize = 240;
 
+/// The last lines of a child's stderr that are shown.
+const LAST_WORDS: usize = 5;
 /// The most pending approvals that are counted.
 const WAITING: usize = 1_000;
 
@@ -121,7 +123,7 @@ impl Board {
         let task = line.task.as_ref().map_or("-", TaskId::as_str);
         let mut text = format!("{slot:<8}  {:<11}  {task}", line.state);
         if line.tokens > 0 {
-            let _ = write!(text, "  {} tokens", counted(line.tokens));
+            let _ = write!(text, "  {} tokens", short_count(line.tokens));
         }
         if line.denied > 0 {
             let _ = write!(text, "  {} denied", line.denied);
@@ -138,7 +140,7 @@ impl Board {
             .map(|(outcome, count)| format!("{count} {outcome}"))
             .collect();
         if self.tokens > 0 {
-            parts.push(format!("{} tokens", counted(self.tokens)));
+            parts.push(format!("{} tokens", short_count(self.tokens)));
         }
         if self.cost > 0 {
             parts.push(format_cost(self.cost));
@@ -379,9 +381,17 @@ impl Board {
                 lines.push(format!("{}: error {code}: {message}", who()));
                 return false;
             }
-            Event::ChildExited { class, detail, .. } if !class.is_requested() || verbose => {
+            Event::ChildExited {
+                class,
+                detail,
+                stderr,
+                ..
+            } if !class.is_requested() || verbose => {
                 let detail = escape_for_display(detail, SENTENCE);
                 lines.push(format!("{}: child ended ({class}): {detail}", who()));
+                let last = stderr.len().saturating_sub(LAST_WORDS);
+                let words = stderr[last..].iter();
+                lines.extend(words.map(|line| format!("  {}", line.escape_for_display(SENTENCE))));
                 return false;
             }
             Event::Usage(usage) => {
@@ -451,7 +461,7 @@ fn verdict_line(verdict: &Verdict, tool: &str) -> String {
 }
 
 /// A count in three digits: `999`, `12.3k`, `4.5M`.
-fn counted(count: u64) -> String {
+fn short_count(count: u64) -> String {
     match count {
         0..1_000 => count.to_string(),
         1_000..1_000_000 => format!("{}.{}k", count / 1_000, count % 1_000 / 100),

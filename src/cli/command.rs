@@ -83,7 +83,7 @@ pub fn main() -> ExitCode {
     if let Command::Mcp { socket } = cli.command {
         return mcp::run(&socket);
     }
-    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let no_colour = has_no_color();
     let mut streams = Streams::standard(no_colour);
     if cli.project.is_some() && cli.command.need().is_none() {
         let text = "error: --project is for commands that read or control; run this in the directory of the project";
@@ -381,13 +381,18 @@ pub(super) fn find_state(loaded: &Loaded, streams: &mut Streams) -> Result<PathB
     })
 }
 
+/// Whether the user wants no colours (no-color.org).
+fn has_no_color() -> bool {
+    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
 /// Starts logging to standard error, beside the progress: warnings and errors, more with `-v`.
 pub(super) fn start_log(cli: &Cli, config: &Config, screen: Option<&Screen>, is_daemon: bool) {
     let is_terminal = std::io::stderr().is_terminal();
     let form = match config.supervisor.log {
         LogFormat::Json => LogStyle::Json,
         LogFormat::Auto if !is_terminal && is_daemon => LogStyle::Json,
-        LogFormat::Human | LogFormat::Auto if is_terminal => LogStyle::Coloured,
+        LogFormat::Human | LogFormat::Auto if is_terminal && !has_no_color() => LogStyle::Coloured,
         LogFormat::Human | LogFormat::Auto => LogStyle::Plain,
     };
     let filter = match (is_daemon, cli.quiet, cli.verbose) {
@@ -397,7 +402,14 @@ pub(super) fn start_log(cli: &Cli, config: &Config, screen: Option<&Screen>, is_
         (false, _, 0) => "warn",
         _ => "trace",
     };
-    let filter = format!("warn,marshal={filter}");
+    // The progress tells of each child that ended, once.
+    let is_told = !is_daemon && !cli.quiet && cli.verbose == 0 && form != LogStyle::Json;
+    let told = if is_told {
+        ",marshal_telemetry::event::child=off"
+    } else {
+        ""
+    };
+    let filter = format!("warn,marshal={filter}{told}");
     let started = match screen {
         Some(screen) => {
             let screen = screen.clone();

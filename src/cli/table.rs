@@ -26,6 +26,8 @@ const CHANGED: usize = 12;
 const NAMED: usize = 20;
 /// Tasks that are explained below the table.
 const EXPLAINED: usize = 20;
+/// Tasks that share one explanation.
+const SHARED: usize = 20;
 /// Columns of an explanation.
 const SENTENCE: usize = 600;
 
@@ -295,18 +297,29 @@ fn summary(text: &mut String, rows: &[&TaskReport], missing: usize, took: Durati
 
 /// Explains failed tasks, and shows where changed files are.
 fn explain(text: &mut String, rows: &[&TaskReport], style: Style) {
-    let notable = rows.iter().filter_map(|row| Some((row, explanation(row)?)));
+    // Tasks that share an explanation share a line: they mostly did not begin.
+    let mut notable: Vec<(Vec<String>, String)> = Vec::new();
+    for row in rows {
+        let Some(explanation) = explanation(row) else {
+            continue;
+        };
+        let id = escape_for_display(row.task.as_str(), TASK);
+        match notable.last_mut() {
+            Some((ids, same)) if *same == explanation && ids.len() < SHARED => ids.push(id),
+            _ => notable.push((vec![id], explanation)),
+        }
+    }
     let mut more = 0;
-    for (place, (row, explanation)) in notable.enumerate() {
+    for (place, (ids, explanation)) in notable.into_iter().enumerate() {
         if place < EXPLAINED {
-            let id = escape_for_display(row.task.as_str(), TASK);
             let _ = writeln!(
                 text,
-                "{id}: {}",
+                "{}: {}",
+                ids.join(", "),
                 escape_for_display(&explanation, SENTENCE.max(style.width))
             );
         } else {
-            more += 1;
+            more += ids.len();
         }
     }
     if more > 0 {

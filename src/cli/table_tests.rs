@@ -185,7 +185,10 @@ fn denials_beside_success_and_unasked_calls_are_said() {
 #[test]
 fn many_failures_are_cut_with_their_number() {
     let rows: Vec<_> = (0..50)
-        .map(|n| row(&format!("t{n}"), TaskOutcome::Failed))
+        .map(|n| TaskReport {
+            detail: Some(format!("for reason {n}").into()),
+            ..row(&format!("t{n}"), TaskOutcome::Failed)
+        })
         .collect();
     let text = render(&all(&rows), 0, Duration::ZERO, PIPE);
     assert!(
@@ -252,4 +255,19 @@ task-3  \u{1b}[32mdone\u{1b}[0m          0      28        -  0.3s  +notes.txt
 task-4  \u{1b}[33mdenied\u{1b}[0m        1      28        -  0.3s  -
 ";
     assert_eq!(text, expect, "{text}");
+}
+
+#[test]
+fn tasks_with_one_explanation_share_a_line() {
+    let skipped = |id: &str| TaskReport {
+        slot: None,
+        detail: Some("every slot of the pool is parked".into()),
+        ..row(id, TaskOutcome::Skipped)
+    };
+    let rows = [row("a", TaskOutcome::Failed), skipped("b"), skipped("c")];
+    let text = render(&all(&rows), 0, Duration::ZERO, PIPE);
+    assert!(
+        text.contains("\nb, c: skipped: every slot of the pool is parked\n"),
+        "{text}"
+    );
 }

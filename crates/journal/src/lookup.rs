@@ -68,7 +68,8 @@ impl Reader {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The last session of the newest task with this id; `None` if there is none.
+    /// The last session of the newest task with this id that had one, also if no prompt was sent there;
+    /// `None` if there is none.
     ///
     /// # Errors
     /// [`ReadError::Database`]
@@ -76,7 +77,9 @@ impl Reader {
         let found = self
             .conn()
             .prepare_cached(
-                "SELECT session FROM tasks WHERE id = ?1 AND session IS NOT NULL \
+                "SELECT coalesce(session, (SELECT s.session FROM sessions s \
+                 WHERE s.run = tasks.run AND s.task = tasks.id ORDER BY s.begun_at_us DESC, s.session DESC \
+                 LIMIT 1)) AS last FROM tasks WHERE id = ?1 AND last IS NOT NULL \
                  ORDER BY queued_at_us DESC LIMIT 1",
             )?
             .query_row([task], |row| row.get(0))

@@ -6,6 +6,7 @@
 //! `docs/agents.md`, which is compared with every run; `MARSHAL_AGENTS_TABLE=write` writes it anew.
 
 mod bench;
+mod bounded_run;
 mod claude_code;
 mod client;
 mod codex;
@@ -16,7 +17,7 @@ mod first_hour;
 mod five;
 mod gemini;
 mod mcp;
-mod night;
+
 mod pi;
 mod proxies;
 mod sdk;

@@ -117,9 +117,9 @@ impl Acp {
             None => format!("set auth to one of them, or {LOGIN_ADVICE}"),
         };
         let message = format!(
-            "the agent wants a login before it opens a session ({}); it offers: {}; {what_to_do}",
-            describe_error(error),
-            self.offered_logins()
+            "the agent wants a login before it opens a session; it offers: {}; {what_to_do} ({})",
+            self.offered_logins(),
+            describe_error(error)
         );
         self.fail_channel(ChannelError::NeedsSetup(message), out);
     }

@@ -30,6 +30,9 @@ pub(super) struct Drain {
     stderr: Instant,
 }
 
+/// Columns of what an agent wrote before it was ready.
+const LAST_WORDS: usize = 200;
+
 impl Drain {
     pub(super) fn new(now: Instant) -> Self {
         Self {
@@ -148,6 +151,13 @@ impl ChannelState {
                 self.ready,
                 tail.unwrap_or_default(),
             );
+            if !end.was_ready
+                && !end.class.is_requested()
+                && let Some(words) = self.last_words.take()
+            {
+                let words = words.escape_for_display(LAST_WORDS);
+                end.detail = format!("{}; it wrote: {words}", end.detail);
+            }
             end.denials = self.dialect.take_pending_denials();
             explain_end(&mut end, &self.pool.config, &self.shared.config.hints);
             ChildExited {

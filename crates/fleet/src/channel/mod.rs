@@ -172,6 +172,7 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
         process: None,
         ready: false,
         cause: None,
+        last_words: None,
         stream_end: None,
         ended: None,
         drain: None,

@@ -26,7 +26,7 @@ use marshal_dialect::{
     SlashOutcome,
 };
 use marshal_launch::{Child, ChildExit, KeeperHandle, SpawnError};
-use marshal_model::{Event, EventKind, PermissionRequestKey, SessionId, SlotId};
+use marshal_model::{Event, EventKind, PermissionRequestKey, SessionId, SlotId, UntrustedText};
 use marshal_proxy::egress_proxy::EgressProxy;
 use marshal_proxy::model_proxy::{ModelProxy, RateLimitWatch, UsageMeter};
 use marshal_telemetry::event::child::{ChildHung, ChildSpawned, ProtocolError, SandboxFailed};
@@ -69,6 +69,9 @@ pub(crate) struct ChannelState {
     pub(super) waits_for: HashSet<PermissionRequestKey>,
     pub(super) ladder: StopLadder,
     pub(super) ready: bool,
+    /// The last line that was no message, before the agent was ready: mostly the reason why it will not
+    /// be.
+    pub(super) last_words: Option<UntrustedText>,
     /// Why the child must end; the first cause is kept.
     pub(super) cause: Option<Cause>,
     pub(super) stream_end: Option<StreamEnd>,
@@ -364,12 +367,15 @@ impl ChannelState {
     }
 
     /// Counts the effects before adjacent text events are merged.
-    pub(super) fn count_effects(&self, effects: &[Effect]) {
+    pub(super) fn count_effects(&mut self, effects: &[Effect]) {
         for effect in effects {
             match effect {
                 Effect::Event(event) => {
                     self.pool.meters.record_event(event.kind());
                     if let Event::BadLine { reason, head } = event {
+                        if !self.ready {
+                            self.last_words = Some(head.clone());
+                        }
                         ProtocolError {
                             slot: &self.slot,
                             session: &self.session_id,
