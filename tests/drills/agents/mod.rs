@@ -17,7 +17,6 @@ mod first_hour;
 mod five;
 mod gemini;
 mod mcp;
-
 mod pi;
 mod proxies;
 mod sdk;
