@@ -508,6 +508,17 @@ fn an_edit_of_opencode_is_its_whole_paths_and_all_of_them_must_agree() {
     ] {
         assert!(matches!(call(other), Request::Unknown { .. }), "{other}");
     }
+    // Kilo Code names the path once more, in the diff.
+    let with_diff = |file: &str| {
+        let input = format!(
+            r#"{{"rawInput":{{"filepath":"/workspace/a.txt","diff":"x","filediff":{{"additions":1,"file":"{file}","patch":"x"}}}},"content":[{{"type":"diff","path":"/workspace/a.txt"}}],"locations":[{{"path":"/workspace/a.txt"}}]}}"#
+        );
+        table.extract("edit", &RawValue::from_string(input).expect("JSON"))
+    };
+    let paths = vec!["/workspace/a.txt".to_owned()];
+    assert_eq!(with_diff("/workspace/a.txt"), Request::Write { paths });
+    let other = with_diff("/workspace/.git/config");
+    assert!(matches!(other, Request::Unknown { .. }), "{other:?}");
 }
 
 #[test]
