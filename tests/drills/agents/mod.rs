@@ -17,6 +17,7 @@ mod first_hour;
 mod five;
 mod gemini;
 mod mcp;
+mod no_preset;
 mod pi;
 mod proxies;
 mod sdk;
