@@ -188,7 +188,15 @@ fn the_morning_tells_what_the_night_was() {
         if shown.stdout.contains("the clone is at ") {
             continue; // Nobody has made its branch.
         }
-        assert_eq!(landed.code, Some(0), "{} {}", row.id, landed.all());
+        assert_eq!(
+            landed.code,
+            Some(0),
+            "{} {}\n{}\n{}",
+            row.id,
+            landed.all(),
+            shown.stdout,
+            continued.all()
+        );
     }
 }
 
@@ -244,7 +252,19 @@ fn compare(drill: &Drill, page: &Value, text: &str) {
     for row in &rows {
         *outcomes.entry(&row.outcome).or_default() += 1;
     }
-    // What the night was made for has happened.
+    assert_eventful(&database, &rows, &outcomes, text);
+    compare_document(&rows, page);
+    compare_summary(&database, &rows, &outcomes, text);
+    compare_tasks(&rows, text);
+}
+
+/// What the night was made for has happened.
+fn assert_eventful(
+    database: &Connection,
+    rows: &[Row],
+    outcomes: &BTreeMap<&str, u64>,
+    text: &str,
+) {
     let of = |number: usize| &rows[number];
     assert_eq!(of(CRASHES).outcome, "lost", "{text}");
     assert_eq!(of(CRASHES).attempts, 2, "one retry: {text}");
@@ -260,14 +280,16 @@ fn compare(drill: &Drill, page: &Value, text: &str) {
         assert_eq!(of(number).outcome, "done", "t{number:02}: {text}");
     }
     let pools = "SELECT count(DISTINCT pool) FROM tasks WHERE attempts > 0";
-    assert_eq!(count(&database, pools), AGENTS.len() as u64, "{text}");
+    assert_eq!(count(database, pools), AGENTS.len() as u64, "{text}");
     let unstarted = rows.iter().filter(|row| row.attempts == 0).count();
     assert!(unstarted > 0, "the budget stopped some: {text}");
+}
 
-    // The page as JSON, task by task.
+/// The page as JSON, task by task.
+fn compare_document(rows: &[Row], page: &Value) {
     let told = page["tasks"].as_array().expect("a list");
     assert_eq!(told.len(), TASKS);
-    for row in &rows {
+    for row in rows {
         let task = told.iter().find(|task| task["task"] == row.id.as_str());
         let task = task.unwrap_or_else(|| panic!("{} is missing: {page}", row.id));
         assert_eq!(task["outcome"], row.outcome.as_str(), "{task}");
@@ -282,10 +304,18 @@ fn compare(drill: &Drill, page: &Value, text: &str) {
     assert_eq!(nano(&page["runs"][0]["cost_usd"]), sum, "{page}");
     assert_eq!(nano(&page["spent"]["total"]["cost_usd"]), sum, "{page}");
     assert_eq!(page["runs"].as_array().map(Vec::len), Some(1), "{page}");
+}
+
+/// The lines above the tasks, for a person.
+fn compare_summary(
+    database: &Connection,
+    rows: &[Row],
+    outcomes: &BTreeMap<&str, u64>,
+    text: &str,
+) {
     let attempts: u64 = rows.iter().map(|row| row.attempts).sum();
     let retried = rows.iter().filter(|row| row.attempts > 1).count();
 
-    // The page for a person, line by line.
     let line = |begin: &str| {
         let found = text.lines().find(|line| line.starts_with(begin));
         found.unwrap_or_else(|| panic!("no {begin}: {text}"))
@@ -305,7 +335,7 @@ fn compare(drill: &Drill, page: &Value, text: &str) {
         )),
         "{text}"
     );
-    let cost = dollars(sum);
+    let cost = dollars(rows.iter().map(|row| row.nanodollars).sum());
     assert!(
         line("COST").starts_with(&format!("COST       {cost}, ")),
         "{text}"
@@ -315,7 +345,7 @@ fn compare(drill: &Drill, page: &Value, text: &str) {
     assert_eq!(line("WAITS"), "WAITS      nothing waits for a person");
     for (decision, by) in [("allow", "policy"), ("deny", "policy")] {
         let made = count(
-            &database,
+            database,
             &format!(
                 "SELECT count(*) FROM permission_requests WHERE decision = '{decision}' \
                  AND decided_by = '{by}'"
@@ -342,6 +372,10 @@ fn compare(drill: &Drill, page: &Value, text: &str) {
             "{times} {pool} {class}: {text}"
         );
     }
+}
+
+/// The lines of each task, for a person.
+fn compare_tasks(rows: &[Row], text: &str) {
     let (begun, unstarted): (Vec<&Row>, Vec<_>) =
         rows.iter().partition(|row| row.session.is_some());
     let not_begun = text
