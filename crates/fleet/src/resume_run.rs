@@ -19,7 +19,7 @@ use super::fleet_event::{FleetEvent, TaskReport};
 use super::pool::{ActiveTask, OpenTasks, PoolMsg, PriorAttempts, RunSummary, may_be_sent_again};
 use super::run_bounds;
 use super::run_history::{self, AttemptRecord, ENDED, RUNNING, RunHistory};
-use super::session::{CheckResult, Tally, outcome};
+use super::session::{self, CheckResult, Tally, outcome};
 use super::{FleetHandle, PoolEntry, SubmitError};
 use marshal_config::{OnCrash, Pool, WorkspaceMode};
 use marshal_journal::codec;
@@ -128,6 +128,8 @@ impl FleetHandle {
         if has_ended && history.run.ended_at_us.is_some() {
             return Err(ResumeRunError::Finished(run));
         }
+        let mut history = history;
+        self.make_missing_branches(&mut history).await;
         let (bounds, spent) = self.resume_run_bounds(&run).await?;
         let limits = self.start_run_limits(&run, bounds, spent);
         let mut plan = self.plan_resume(&run, history)?;
@@ -160,6 +162,32 @@ impl FleetHandle {
             ended,
             reports,
         })
+    }
+
+    /// Makes the branches of turns whose end is durable, and after which the supervisor was killed before
+    /// it had made them.
+    async fn make_missing_branches(&self, history: &mut RunHistory) {
+        for (row, attempts) in &mut history.tasks {
+            let pool = PoolName::new(&row.pool).ok();
+            let entry = pool.as_ref().and_then(|pool| self.0.pools.get(pool));
+            let (Some(entry), Some(pool), Some(index)) = (entry, pool, row.slot) else {
+                continue;
+            };
+            let Some(last) = attempts.last_mut().filter(|_| row.state == RUNNING) else {
+                continue;
+            };
+            if last.turn.is_none() || unmade_branch(&entry.shared.config, last).is_none() {
+                continue;
+            }
+            let slot = SlotId { pool, index };
+            let (shared, session) = (&self.0.shared, &last.session);
+            match session::recover_branch(shared, &entry.shared, slot, session).await {
+                Ok(made) => last.record_branch(made),
+                Err(error) => {
+                    tracing::warn!(%session, %error, "the branch of a killed supervisor's session could not be bundled");
+                }
+            }
+        }
     }
 
     /// Chooses the action for every task of the run.
@@ -422,7 +450,7 @@ fn unmade_branch(config: &Pool, last: &AttemptRecord) -> Option<String> {
     let clone = last
         .copy
         .as_ref()
-        .filter(|_| is_clone && last.bundle.is_none())?;
+        .filter(|_| is_clone && last.bundle.is_none() && !last.is_without_commits)?;
     let clone = escape_for_display(&clone.display().to_string(), 400);
     Some(format!(
         "the supervisor ended before it looked for new commits; the clone is at {clone}"

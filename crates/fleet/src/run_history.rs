@@ -57,6 +57,16 @@ pub(super) struct AttemptRecord {
     pub(super) copy: Option<PathBuf>,
     /// The bundle of its branch, if it exists.
     pub(super) bundle: Option<PathBuf>,
+    /// Whether its clone was looked at again, and there was nothing to bundle.
+    pub(super) is_without_commits: bool,
+}
+
+impl AttemptRecord {
+    /// Its clone was looked at after the supervisor was killed.
+    pub(super) fn record_branch(&mut self, bundle: Option<PathBuf>) {
+        self.is_without_commits = bundle.is_none();
+        self.bundle = bundle;
+    }
 }
 
 /// Reads a run; `None` if there is none. Blocks on the disk.
@@ -143,6 +153,7 @@ fn replay_attempt(
         last_at_us: None,
         copy: None,
         bundle: None,
+        is_without_commits: false,
     };
     let mut record = empty();
     let mut is_ours = false;

@@ -184,19 +184,7 @@ fn the_morning_tells_what_the_night_was() {
             shown.all()
         );
         let landed = drill.run(&["land", &row.id]);
-        let shown = drill.run(&["show", &row.id]);
-        if shown.stdout.contains("the clone is at ") {
-            continue; // Nobody has made its branch.
-        }
-        assert_eq!(
-            landed.code,
-            Some(0),
-            "{} {}\n{}\n{}",
-            row.id,
-            landed.all(),
-            shown.stdout,
-            continued.all()
-        );
+        assert_eq!(landed.code, Some(0), "{} {}", row.id, landed.all());
     }
 }
 

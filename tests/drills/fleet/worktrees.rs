@@ -622,3 +622,36 @@ fn masks_and_slices_hold_for_a_task() {
         "failed",
     );
 }
+
+/// A supervisor that was killed between the end of a turn and its branch: the next one makes the branch.
+#[test]
+fn a_branch_that_a_killed_supervisor_did_not_make_is_made_when_its_run_goes_on() {
+    let drill = Drill::new(POOL);
+    commit(&drill, &[]);
+    let (ran, result) = run_one(&drill, "write made.txt hello");
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let session = text(&result, "session");
+    // As the kill leaves it: the turn has ended, and nothing was done after it.
+    fs::remove_file(text(&result, "bundle")).expect("its branch");
+    {
+        let database = rusqlite::Connection::open(drill.state().join("journal.db"));
+        let database = database.expect("the journal");
+        database
+            .execute_batch(
+                "UPDATE tasks SET state = 'running', outcome = NULL, result = NULL, detail = NULL, \
+                 ended_at_us = NULL; UPDATE runs SET ended_at_us = NULL, code = NULL;",
+            )
+            .expect("as it was");
+    }
+    let landed = drill.run(&["land", session]);
+    assert_eq!(landed.code, Some(2), "{}", landed.all());
+    let continued = drill.run(&["run", "--continue", "--results", "again.jsonl"]);
+    assert_eq!(continued.code, Some(0), "{}", continued.all());
+    let result = drill.results("again.jsonl").remove(0);
+    assert_eq!(result["outcome"], "done", "{result}");
+    assert_eq!(text(&result, "session"), session, "it was not sent again");
+    let landed = drill.run(&["land", session]);
+    assert_eq!(landed.code, Some(0), "{}", landed.all());
+    let made = format!("marshal/{session}:made.txt");
+    assert_eq!(git(&drill.workspace(), &["show", &made]), "hello");
+}

@@ -64,6 +64,7 @@ pub(crate) use attachments::PromptFiles;
 pub(crate) use disk_usage_monitor::DiskUsageMonitor;
 pub use ending::PROMPT_NOT_WRITTEN;
 pub use graceful_interrupt::STOPPED_BY_PERSON;
+pub(crate) use prepare::branch::recover_branch;
 pub(crate) use prepare::{PrepareError, PreparedSession, WORKSPACE_INSIDE};
 pub(crate) use protection::ProtectedRecords;
 pub(crate) use rate_limit::RateLimit;

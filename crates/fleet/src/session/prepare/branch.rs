@@ -9,18 +9,19 @@ use std::sync::{Arc, PoisonError};
 
 use super::session_tree::{GitSandbox, git_plan};
 use super::{
-    PrepareError, PrepareRequest, PreparedSession, SessionDirs, WORKSPACE_INSIDE, blocking,
-    host_tree, owner,
+    HOME_INSIDE, PrepareError, PrepareRequest, PreparedSession, SessionDirs, WORKSPACE_INSIDE,
+    blocking, host_tree, owner,
 };
 use crate::session::git_listing;
 use crate::setup::{PoolShared, Shared};
 use marshal_launch::{LaunchPlan, ProgramOutput, RunError, SpawnError};
 use marshal_model::limits::{BUNDLE_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT};
-use marshal_model::{ExitStatus, SessionId, untrusted};
+use marshal_model::{ExitStatus, SessionId, SlotId, untrusted};
 use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMIT, SourceHead};
 use marshal_sandbox::workspace::branch::{
     self, BranchError, CloneRecord, OBJECTS_INSIDE, SOURCE_INSIDE,
 };
+use marshal_sandbox::workspace::copy;
 use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::workspace::{Masks, Owner};
 use marshal_sandbox::{ExtraMounts, Tree};
@@ -245,6 +246,37 @@ pub(crate) fn return_branch(
             }
         }
     })
+}
+
+/// Makes the branch of a session that an earlier start of the supervisor left without one. Nothing works
+/// in its clone any more.
+pub(crate) async fn recover_branch(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    slot: SlotId,
+    session: &SessionId,
+) -> Result<Option<PathBuf>, PrepareError> {
+    let clone = copy::path(&shared.state, session);
+    let mut space = SessionDirs {
+        slot,
+        overlay: None,
+        home: clone.clone(),
+        workspace: clone,
+        is_copy: true,
+        workspace_inside: WORKSPACE_INSIDE.to_owned(),
+        home_inside: HOME_INSIDE.to_owned(),
+        directory: String::new(),
+        beside: ExtraMounts::none(),
+        written: Vec::new(),
+        branch: None,
+        protection: None,
+    };
+    attach(shared, session, &mut space).await?;
+    let Some(record) = space.branch.clone() else {
+        return Ok(None);
+    };
+    let returned = bundle(shared, pool, &space, session, &record).await?;
+    Ok(returned.bundle)
 }
 
 async fn bundle(
