@@ -13,7 +13,7 @@ use super::http_client::{HttpError, request_json};
 use super::streams::Streams;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
-use marshal_model::{PoolName, SessionId};
+use marshal_model::{PoolName, PoolPhase, SessionId};
 
 /// Columns shown of the result of a reload.
 const DETAIL: usize = 600;
@@ -139,11 +139,14 @@ pub(super) async fn reload(state: &Path, json: bool, streams: &mut Streams) -> E
 fn of_pool(answer: &Value) -> String {
     let text = |key: &str| escape_for_display(answer[key].as_str().unwrap_or("?"), 60);
     let (size, slots) = (&answer["size"], &answer["slots"]);
-    format!(
-        "{}: {}, {size} of {slots} slots receive tasks",
-        text("pool"),
-        text("flow")
-    )
+    let (pool, flow) = (text("pool"), text("flow"));
+    if flow == PoolPhase::Running.as_str() {
+        format!("{pool}: {flow}, {size} of {slots} slots receive tasks")
+    } else {
+        format!(
+            "{pool}: {flow}, {size} of {slots} slots; no task starts until `marshal resume {pool}`"
+        )
+    }
 }
 
 fn print_answer(

@@ -35,7 +35,7 @@ pub(super) fn workspace<'a>(
     let found = found.and_then(|name| Some((name.clone(), config.workspaces.get(&name)?)));
     found.ok_or_else(|| {
         ChatError::NotFound(format!(
-            "there is no workspace {:?}",
+            "there is no workspace {0:?}; a chat needs a table [workspace.{0}] in the daemon's configuration, with its path, and a role",
             escape_for_display(name, 40)
         ))
     })
