@@ -374,7 +374,10 @@ impl ChannelState {
                     self.pool.meters.record_event(event.kind());
                     if let Event::BadLine { reason, head } = event {
                         if !self.ready {
-                            self.last_words = Some(head.clone());
+                            // Before it is cut: a part of a secret would not be found again.
+                            let mut words = head.clone();
+                            self.pool.mask.mask_foreign(&mut words);
+                            self.last_words = Some(words);
                         }
                         ProtocolError {
                             slot: &self.slot,
