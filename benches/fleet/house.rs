@@ -212,7 +212,7 @@ impl House {
 
     /// Ends everything. Returns what the subscribers received.
     pub(crate) async fn close(self) -> Result<Vec<SubscriberCounts>, Failure> {
-        self.fleet.stop(Stop::Now).await;
+        self.fleet.stop(Stop::Kill).await;
         self.upkeep.abort();
         drop(self.fleet);
         let mut received = Vec::new();

@@ -119,14 +119,20 @@ pub enum Command {
         #[arg(value_parser = clap::value_parser!(u16).range(1..))]
         size: u16,
     },
-    /// Cancel a session's turn and close the session
+    /// Stop the running supervisor and wait until it has ended; or close one session
+    ///
+    /// Nothing starts any more, and running turns have `stop.drain` of their pool to end. Tasks, chats
+    /// and plans that wait go on at the next start.
     Stop {
-        /// Id of the session, as `ls` and `events` show it
+        /// Close only this session, and cancel its turn; its id is as `ls` and `events` show it
         #[arg(value_parser = |text: &str| SessionId::new(text))]
-        session: SessionId,
-        /// Cancel only the turn; the session stays open if the agent supports it
-        #[arg(long)]
+        session: Option<SessionId>,
+        /// Cancel only the session's turn; the session stays open if the agent supports it
+        #[arg(long, requires = "session")]
         turn: bool,
+        /// Interrupt running turns at once
+        #[arg(long, conflicts_with = "session")]
+        now: bool,
     },
     /// Run one of the agent's own slash commands in a session, and show its answer
     ///

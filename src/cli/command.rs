@@ -296,9 +296,14 @@ async fn run_client_command(cli: &Cli, client: &ClientContext, streams: &mut Str
         Command::Resize { pool, size } => {
             daemon_commands::resize(state, pool, *size, cli.json, streams).await
         }
-        Command::Stop { session, turn } => {
-            daemon_commands::stop(state, session, *turn, cli.json, streams).await
-        }
+        Command::Stop {
+            session: None, now, ..
+        } => daemon_commands::stop_supervisor(state, *now, cli.json, streams).await,
+        Command::Stop {
+            session: Some(session),
+            turn,
+            ..
+        } => daemon_commands::stop(state, session, *turn, cli.json, streams).await,
         Command::Command {
             session,
             name,

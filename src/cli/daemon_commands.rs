@@ -3,14 +3,19 @@
 //!
 //! Owns the requests and the messages. Must not know how the daemon carries them out.
 
+use std::io;
 use std::path::Path;
 
 use axum::http::Method;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
+use tokio::io::unix::AsyncFd;
 
 use super::exit::Exit;
 use super::http_client::{HttpError, request_json};
 use super::streams::Streams;
+use marshal_engine::api::control::connect_as;
+use marshal_engine::api::http::SOCKET;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, PoolPhase, SessionId};
@@ -61,6 +66,48 @@ pub(super) async fn resize(
     let body = json!({"size": size});
     let answer = request_json(state, Method::POST, &path, Some(&body)).await;
     print_answer(answer, json, streams, of_pool)
+}
+
+/// `stop`: the supervisor. Returns when its process has ended.
+pub(super) async fn stop_supervisor(
+    state: &Path,
+    now: bool,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    // Before the request: its pid may be another's afterwards.
+    let process = connect_as(state, SOCKET).await.and_then(|stream| {
+        let pid = stream.peer_cred()?.pid().and_then(Pid::from_raw);
+        let pid = pid.ok_or(io::ErrorKind::NotFound)?;
+        #[expect(
+            deprecated,
+            reason = "what takes its place is unsafe; an owned descriptor stays the same until it is dropped"
+        )]
+        AsyncFd::new(pidfd_open(pid, PidfdFlags::empty())?)
+    });
+    let path = format!("/api/v1/stop?now={now}");
+    let answer = match request_json(state, Method::POST, &path, None).await {
+        Ok(answer) => answer,
+        Err(error) => return error.report(streams),
+    };
+    if !json {
+        streams.err.line("stopping");
+    }
+    let ended = match &process {
+        Ok(process) => process.readable().await.map(drop),
+        Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+    };
+    if let Err(error) = ended {
+        let text = format!("error: cannot wait for the supervisor's end: {error}");
+        streams.err.line(&text);
+        return Exit::Failures;
+    }
+    if json {
+        streams.out.json(&answer.to_string());
+    } else {
+        streams.err.line("stopped");
+    }
+    Exit::Done
 }
 
 /// `stop SESSION`: the session, or only its turn.

@@ -19,7 +19,7 @@ use super::signals::{Signal, Signals};
 use super::streams::Streams;
 use marshal_engine::api::control;
 use marshal_engine::api::reply::Role;
-use marshal_fleet::ResumeScope;
+use marshal_fleet::{ResumeScope, Stop};
 use marshal_model::PoolName;
 
 /// Serves an editor with the supervisor of the state directory, or with a fleet of this process.
@@ -83,8 +83,7 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
     let (fleet, runs) = (&started.fleet, Arc::default());
     let listeners = Listeners::open(fleet, Role::Editor, http, control, metrics, within, runs);
     let exit = serve_editor(place, &mut signals).await;
-    started.fleet.cancel_all();
-    let second = run::stop(&started.fleet, &mut signals).await;
+    let second = run::stop(&started.fleet, Stop::Interrupt, &mut signals).await;
     listeners.close().await;
     finish(started, second.map_or(exit, Signal::exit), &mut signals).await
 }

@@ -214,6 +214,7 @@ pub struct RouteContext<'a> {
     runs: &'a Arc<control::Runs>,
     chats: Option<Chats>,
     tls: Option<Tls>,
+    stop_requested: CancellationToken,
 }
 
 /// The routes of a fleet. Agents' packages may be beside its configuration.
@@ -233,6 +234,7 @@ fn route_builder(state: &Path, fleet: &FleetHandle, is_named: bool) -> RouteBuil
             overlays,
             config_reloader: rereader,
             tls: context.tls,
+            stop_requested: context.stop_requested,
         };
         let (runs, chats) = (Arc::clone(context.runs), context.chats);
         v1::router(fleet, runs, chats, host, tokens, stop)
@@ -258,6 +260,8 @@ fn config_reloader(config: &Config, is_named: bool) -> v1::ConfigReloader {
 pub struct Listeners {
     /// Cancelled to accept no more requests from file planes.
     closing: CancellationToken,
+    /// Cancelled when a client stops the supervisor.
+    stop_requested: CancellationToken,
     runs: Arc<control::Runs>,
     chats: Option<Chats>,
     stop: CancellationToken,
@@ -279,6 +283,7 @@ impl Listeners {
         runs: Arc<control::Runs>,
     ) -> Self {
         let stop = CancellationToken::new();
+        let stop_requested = CancellationToken::new();
         let serving = TaskTracker::new();
         let StateListeners {
             tokens,
@@ -299,6 +304,7 @@ impl Listeners {
                     runs: &runs,
                     chats: chats.clone(),
                     tls: tls.clone(),
+                    stop_requested: stop_requested.clone(),
                 };
                 let resources = resources(context, &tokens, stop.clone());
                 approvals.merge(policies).merge(resources)
@@ -325,6 +331,7 @@ impl Listeners {
         serving.close();
         Self {
             closing,
+            stop_requested,
             runs,
             chats,
             stop,
@@ -358,6 +365,11 @@ impl Listeners {
         if let Some(chats) = &self.chats {
             chats.stop_working();
         }
+    }
+
+    /// Returns once a client has asked the supervisor to stop. Cancel-safe.
+    pub async fn stop_requested(&self) {
+        self.stop_requested.cancelled().await;
     }
 
     /// The runs that clients may watch.

@@ -24,6 +24,7 @@ use super::short_ids::short;
 use super::signals::{Signal, Signals};
 use super::streams::Streams;
 use super::table;
+use marshal_config::show_duration;
 use marshal_engine::api::run_stream::{Ledger, RunStream, RunStreamItem, new_run_id};
 use marshal_engine::api::{Fleet, Refusal, json_lines};
 use marshal_fleet::{FleetEvent, RunBounds, Stop, TaskReport};
@@ -88,11 +89,11 @@ pub async fn run_local<F: Fleet>(
             let run = stream.run().clone();
             let runs = StartedRuns::with_run(run.clone());
             let mut show = RunDisplay::new(order, streams, Some(&run));
-            show.suspended_by = Some((run, Arc::clone(&runs)));
+            let next = format!("marshal run --continue {}", short(run.as_str()));
+            show.remainder = Some(Remainder::Command(next, Arc::clone(&runs)));
             let control = LocalControl {
                 fleet: fleet.clone(),
                 runs,
-                on_signal: FirstSignal::Suspend,
             };
             let source = ItemSource::Local(Box::new(stream));
             run_until_done(source, show, control, signals).await
@@ -129,7 +130,10 @@ pub async fn run_plan_local<F: Fleet>(
 async fn stop_unless_signalled<F: Fleet>(fleet: &F, exit: Exit, signals: &mut Signals) -> Exit {
     match exit {
         Exit::Interrupted | Exit::Terminated => exit,
-        exit => stop(fleet, signals).await.map_or(exit, Signal::exit),
+        exit => {
+            let second = stop(fleet, Stop::Drain, signals).await;
+            second.map_or(exit, Signal::exit)
+        }
     }
 }
 
@@ -206,9 +210,9 @@ pub(super) async fn resume_run<F: Fleet>(fleet: &F, run: RunId) -> Result<Arc<Le
     Ok(Ledger::resume(run, total, taken.ended, taken.reports))
 }
 
-/// Stops the fleet by the stop ladder, or at once at the second signal, which is returned then.
-pub(super) async fn stop<F: Fleet>(fleet: &F, signals: &mut Signals) -> Option<Signal> {
-    let mut stopping = std::pin::pin!(fleet.stop(Stop::Graceful));
+/// Stops the fleet, or kills at once at the second signal, which is returned then.
+pub(super) async fn stop<F: Fleet>(fleet: &F, how: Stop, signals: &mut Signals) -> Option<Signal> {
+    let mut stopping = std::pin::pin!(fleet.stop(how));
     loop {
         let signal = tokio::select! {
             () = &mut stopping => return None,
@@ -226,7 +230,7 @@ pub(super) async fn stop<F: Fleet>(fleet: &F, signals: &mut Signals) -> Option<S
 }
 
 async fn kill<F: Fleet>(fleet: &F) {
-    if timeout(limits::KILLED_REPORT_TIMEOUT, fleet.stop(Stop::Now))
+    if timeout(limits::KILLED_REPORT_TIMEOUT, fleet.stop(Stop::Kill))
         .await
         .is_err()
     {
@@ -273,7 +277,8 @@ pub async fn run_on_daemon(
         client.state_dir().to_owned(),
         StartedRuns::with_run(run.clone()),
     );
-    let show = RunDisplay::new(order, streams, Some(&run));
+    let mut show = RunDisplay::new(order, streams, Some(&run));
+    show.remainder = Some(Remainder::Daemon);
     let source = ItemSource::Daemon(Box::new(client));
     run_until_done(source, show, control, signals).await
 }
@@ -348,20 +353,10 @@ pub(super) trait RunControl {
     async fn kill(&self) -> bool;
 }
 
-/// What the first signal does to the runs of this process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FirstSignal {
-    /// No further task begins, and what has not begun can be continued.
-    Suspend,
-    /// All tasks are cancelled.
-    Cancel,
-}
-
 /// Controls runs of a fleet in this process.
 pub(super) struct LocalControl<F> {
     pub(super) fleet: F,
     pub(super) runs: Arc<StartedRuns>,
-    pub(super) on_signal: FirstSignal,
 }
 
 impl<F: Fleet> LocalControl<F> {
@@ -374,19 +369,9 @@ impl<F: Fleet> LocalControl<F> {
 
 impl<F: Fleet> RunControl for LocalControl<F> {
     fn end(&self, notes: &mpsc::Sender<String>) {
-        match self.on_signal {
-            FirstSignal::Suspend => {
-                let note = "stopping: no further task begins, and the running ones may end; a second signal kills them";
-                let _ = notes.try_send(note.to_owned());
-                self.suspend();
-            }
-            FirstSignal::Cancel => {
-                let _ = notes.try_send(CANCELLING.to_owned());
-                for run in self.runs.cancel() {
-                    self.fleet.cancel(&run);
-                }
-            }
-        }
+        let _ = notes.try_send(draining(&self.fleet));
+        self.runs.cancel();
+        self.fleet.drain();
     }
 
     fn paused(&self) {
@@ -407,14 +392,21 @@ impl<F: Fleet> RunControl for LocalControl<F> {
     }
 }
 
-const CANCELLING: &str = "cancelling; the results follow; a second signal kills";
+/// What a person is told when a fleet of this process begins to stop.
+pub(super) fn draining<F: Fleet>(fleet: &F) -> String {
+    let time = show_duration(fleet.drain_time());
+    format!(
+        "stopping: no further task begins, and running ones may end within {time} (stop.drain); a second signal kills them"
+    )
+}
 
 /// Controls runs of the daemon of a state directory.
 pub(super) struct DaemonControl(pub(super) PathBuf, pub(super) Arc<StartedRuns>);
 
 impl RunControl for DaemonControl {
     fn end(&self, notes: &mpsc::Sender<String>) {
-        let _ = notes.try_send(CANCELLING.to_owned());
+        let cancelling = "cancelling; the results follow; a second signal exits";
+        let _ = notes.try_send(cancelling.to_owned());
         let (state_dir, runs, notes) = (self.0.clone(), self.1.cancel(), notes.clone());
         tokio::spawn(async move {
             for run in runs {
@@ -527,6 +519,14 @@ async fn show_items(
     }
 }
 
+/// What goes on with the tasks that a stop leaves.
+pub(super) enum Remainder {
+    /// This command, once the runs were told to end.
+    Command(String, Arc<StartedRuns>),
+    /// The next start of the daemon.
+    Daemon,
+}
+
 /// All output of a run: for a person, for a program and for the results file.
 pub(super) struct RunDisplay {
     streams: Streams,
@@ -540,8 +540,8 @@ pub(super) struct RunDisplay {
     /// The tasks that need not succeed.
     excused: HashSet<TaskId>,
     begun: Instant,
-    /// The run, and its control, if its tasks are left to a later start once it is stopped.
-    suspended_by: Option<(RunId, Arc<StartedRuns>)>,
+    /// What goes on with tasks that a stop leaves.
+    pub(super) remainder: Option<Remainder>,
 }
 
 impl RunDisplay {
@@ -567,7 +567,7 @@ impl RunDisplay {
             reports: HashMap::new(),
             excused: HashSet::new(),
             begun: Instant::now(),
-            suspended_by: None,
+            remainder: None,
         };
         let emptied = show.results.as_mut().map_or(Ok(()), Results::begin);
         show.record_write(emptied);
@@ -649,24 +649,22 @@ impl RunDisplay {
     pub(super) fn finish(mut self) -> Exit {
         self.summary();
         let missing = self.missing();
-        let suspended = self.suspended_by.as_ref();
-        let suspended = suspended.filter(|(_, runs)| runs.is_cancelled());
-        match (missing, suspended) {
-            (0, _) => {}
-            (_, Some((run, _))) => {
-                let tasks = if missing == 1 {
-                    "1 task is"
-                } else {
-                    &format!("{missing} tasks are")
-                };
-                let run = short(run.as_str());
-                let text = format!("{tasks} left; to go on: marshal run --continue {run}");
-                self.streams.err.line(&text);
-            }
-            (_, None) => {
-                let text = format!("error: {missing} tasks ended without a report; see the log");
-                self.streams.err.line(&text);
-            }
+        if missing > 0 {
+            let tasks = if missing == 1 {
+                "1 task is"
+            } else {
+                &format!("{missing} tasks are")
+            };
+            let text = match &self.remainder {
+                Some(Remainder::Command(next, runs)) if runs.is_cancelled() => {
+                    format!("{tasks} left; to go on: {next}")
+                }
+                Some(Remainder::Daemon) => format!(
+                    "{tasks} left, because the supervisor stopped; they go on when it is started again"
+                ),
+                _ => format!("error: {missing} tasks ended without a report; see the log"),
+            };
+            self.streams.err.line(&text);
         }
         let done = |report: &Arc<TaskReport>| {
             report.outcome == TaskOutcome::Done || self.excused.contains(&report.task)

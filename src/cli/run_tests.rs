@@ -145,11 +145,7 @@ async fn only_a_run_whose_tasks_are_all_done_is_done() {
         .here(vec![spec("a", "done"), spec("b", "done")])
         .await;
     assert_eq!(told.exit, Exit::Done);
-    assert_eq!(
-        setting.fleet.stops(),
-        [Stop::Graceful],
-        "the fleet is stopped"
-    );
+    assert_eq!(setting.fleet.stops(), [Stop::Drain], "the fleet is stopped");
 }
 
 #[tokio::test]
@@ -262,7 +258,7 @@ async fn the_first_signal_lets_running_tasks_end_here_and_leaves_the_rest() {
     assert!(told.err.contains("no further task begins"), "{}", told.err);
     let next = "1 task is left; to go on: marshal run --continue ";
     assert!(told.err.contains(next), "{}", told.err);
-    assert_eq!(setting.fleet.stops(), [Stop::Graceful]);
+    assert_eq!(setting.fleet.stops(), [Stop::Drain]);
 }
 
 #[tokio::test]
@@ -271,7 +267,7 @@ async fn the_second_signal_kills() {
     setting.fleet.be_stubborn();
     let told = with_signals(&mut setting, false, &[Signal::Interrupt, Signal::Terminate]).await;
     assert_eq!(told.exit, Exit::Terminated);
-    assert_eq!(setting.fleet.stops(), [Stop::Now]);
+    assert_eq!(setting.fleet.stops(), [Stop::Kill]);
     let words: Vec<String> = told.outcomes().into_iter().map(|(_, word)| word).collect();
     assert_eq!(words, ["done", "lost"], "what was killed is reported");
 

@@ -39,7 +39,10 @@ pub(super) fn short(id: &str) -> &str {
 /// supervisor, or that of a run beside it.
 pub(super) fn complete(command: &mut Command, state: &Path) -> Result<PathBuf, AmbiguousId> {
     match command {
-        Command::Stop { session, .. }
+        Command::Stop {
+            session: Some(session),
+            ..
+        }
         | Command::Command { session, .. }
         | Command::Show { session }
         | Command::Land { session, .. } => complete_session(session, state),

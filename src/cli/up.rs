@@ -12,6 +12,7 @@ use super::signals::{Signal, Signals};
 use super::streams::Output;
 use marshal_engine::api::control::Runs;
 use marshal_engine::api::{Fleet, Refusal};
+use marshal_fleet::Stop;
 use marshal_journal::{Journal, StoredRun};
 use marshal_model::RunId;
 use marshal_model::limits;
@@ -67,25 +68,31 @@ pub async fn resume_runs<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<St
     }
 }
 
-/// Serves until the first SIGINT or SIGTERM, and then stops the fleet by the stop ladder; a second
-/// signal kills. Every SIGHUP reloads the policies and the certificate. The listeners stay open
-/// until all children have ended, so that clients can watch the stop.
+/// Serves until the first SIGINT, SIGTERM or `POST /api/v1/stop`, and then stops the fleet. Running
+/// turns may end within `stop.drain`, and what has not begun is left to the next start; a second
+/// signal kills. Every SIGHUP reloads the policies and the certificate. The listeners stay open until
+/// all children have ended, so that clients can watch the stop.
 pub async fn serve<F: Fleet>(
     fleet: F,
     listeners: Listeners,
     err: &mut Output,
     signals: &mut Signals,
 ) -> Exit {
-    while signals.next().await == Signal::Hangup {
+    loop {
+        tokio::select! {
+            signal = signals.next() => if signal != Signal::Hangup {
+                break;
+            },
+            () = listeners.stop_requested() => break,
+        }
         // In the background: SIGTERM must not wait for a slow file. Errors are logged.
         listeners.reload_certificate();
         let fleet = fleet.clone();
         tokio::spawn(async move { drop(fleet.reload_policies(ReloadCause::Signal).await) });
     }
-    err.line("stopping; a second signal kills");
+    err.line(&run::draining(&fleet));
     listeners.stop_accepting();
-    fleet.cancel_all();
-    let second = run::stop(&fleet, signals).await;
+    let second = run::stop(&fleet, Stop::Drain, signals).await;
     // A second signal ends the wait for a request that hangs.
     match run::unless_insisted(listeners.close(), signals).await {
         Ok(()) => second.map_or(Exit::Done, Signal::exit),
@@ -111,7 +118,6 @@ mod tests {
     use marshal_engine::api::control;
     use marshal_engine::api::reply::Role;
     use marshal_engine::api::test_fixtures::{FakeFleet, spec};
-    use marshal_fleet::Stop;
 
     struct Daemon {
         dir: tempfile::TempDir,
@@ -165,7 +171,7 @@ mod tests {
         polite.signals.send(Signal::Hangup).await.expect("sent");
         polite.signals.send(Signal::Terminate).await.expect("sent");
         assert_eq!(polite.done.await.expect("ends"), Exit::Done);
-        assert_eq!(polite.fleet.stops(), [Stop::Graceful]);
+        assert_eq!(polite.fleet.stops(), [Stop::Drain]);
         assert_eq!(polite.fleet.reloads(), 1);
         let err_text = polite.err.text();
         assert!(
@@ -182,7 +188,7 @@ mod tests {
         assert!(!daemon.done.is_finished());
         daemon.signals.send(Signal::Interrupt).await.expect("sent");
         assert_eq!(daemon.done.await.expect("ends"), Exit::Interrupted);
-        assert_eq!(daemon.fleet.stops(), [Stop::Graceful, Stop::Now]);
+        assert_eq!(daemon.fleet.stops(), [Stop::Drain, Stop::Kill]);
     }
 
     #[tokio::test]

@@ -200,6 +200,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
     };
     let (workspace, env) =
         ssh::remote_workspace_and_env(&section, ssh_target.as_deref(), workspace, env);
+    let (drain, stop) = timing::read_stop(&section.section("stop"));
     let mut pool = Pool {
         name: pool_name,
         size,
@@ -245,7 +246,8 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         env,
         restart,
         timeouts,
-        stop: timing::read_stop(&section.section("stop")),
+        drain,
+        stop,
         approval: approval::read(&section.section("approval")),
         budget: budget::read(&section.section("budget")),
         guard: value_or(guard, Guard::PolicyAndSandbox),

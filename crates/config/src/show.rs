@@ -294,6 +294,7 @@ fn pool_table(pool: &Pool) -> RenderedTable {
         env,
         restart: of_restart,
         timeouts: of_timeouts,
+        drain,
         stop: of_stop,
         approval: of_ask,
         budget: of_budget,
@@ -368,7 +369,7 @@ fn pool_table(pool: &Pool) -> RenderedTable {
     put_env(&mut table, env, known.filter(|_| *is_preset));
     put_restart(&mut table, of_restart);
     put_timeouts(&mut table, of_timeouts);
-    put_stop(&mut table, *of_stop);
+    put_stop(&mut table, *drain, *of_stop);
     routes::rate_limit(&mut table, *of_rate_limit);
     pool_keys::put_approval(&mut table, of_ask);
     top_tables::put_budget(&mut table, of_budget);
@@ -462,7 +463,7 @@ fn or_none(time: Option<Duration>) -> String {
     time.map_or_else(|| "none".to_owned(), show_duration)
 }
 
-fn put_stop(table: &mut RenderedTable, stop: StopTimeouts) {
+fn put_stop(table: &mut RenderedTable, drain: Duration, stop: StopTimeouts) {
     let StopTimeouts {
         goodbye,
         eof,
@@ -470,6 +471,7 @@ fn put_stop(table: &mut RenderedTable, stop: StopTimeouts) {
         term,
     } = stop;
     for (key, wait) in [
+        ("drain", drain),
         ("goodbye", goodbye),
         ("eof", eof),
         ("int", int),

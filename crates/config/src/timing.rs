@@ -126,8 +126,8 @@ pub(super) fn check_idle_resumes(diagnostics: &Diagnostics, pool: &Pool, idle: O
     }
 }
 
-/// Reads `stop`.
-pub(super) fn read_stop(section: &Section<'_>) -> StopTimeouts {
+/// Reads `stop`: the time to drain, and the ladder.
+pub(super) fn read_stop(section: &Section<'_>) -> (Duration, StopTimeouts) {
     let wait = |name, seconds: u32| {
         let found = section.duration(name, Duration::ZERO..=limits::STOP_WAIT);
         value_or(found, seconds * SECOND)
@@ -138,8 +138,9 @@ pub(super) fn read_stop(section: &Section<'_>) -> StopTimeouts {
         int: wait("int", 2),
         term: wait("term", 5),
     };
+    let drain = wait("drain", 30);
     section.reject_unknown_keys(&[], &[]);
-    stop
+    (drain, stop)
 }
 
 /// Reads `rate_limit`.

@@ -440,6 +440,8 @@ pub struct Pool {
     pub restart: Restart,
     /// Deadlines.
     pub timeouts: Timeouts,
+    /// How long running turns may go on after the supervisor began to stop.
+    pub drain: Duration,
     /// The stop ladder's waits.
     pub stop: StopTimeouts,
     /// Approvals.

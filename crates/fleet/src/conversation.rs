@@ -261,7 +261,7 @@ impl Conversation {
 
     /// Cancels the running turn and every queued prompt; each is still reported.
     pub fn cancel(&self) {
-        let message = PoolMsg::Cancel(Some(self.run.clone()));
+        let message = PoolMsg::Cancel(self.run.clone());
         let _ = self.grant.pool.send_message(message);
     }
 

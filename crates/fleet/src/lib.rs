@@ -141,13 +141,19 @@ pub enum SubmitError {
 #[error("there is no slot {0}")]
 pub struct NoSuchSlot(pub SlotId);
 
-/// How children are stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How a fleet stops. In every case what was accepted and has not begun stays in the journal, for
+/// the next start; so does a task whose turn is interrupted, if its pool has `restart.on_crash =
+/// "retry"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stop {
-    /// With the stop ladder: an end of input, then signals, then a kill.
-    Graceful,
-    /// With a kill of each child and all its descendants.
-    Now,
+    /// Running turns may end within their pool's `stop.drain`. Then they are interrupted, as with
+    /// [`Self::Interrupt`].
+    Drain,
+    /// Running turns are cancelled by the dialect, and children stopped by the stop ladder: an end
+    /// of input, then signals, then a kill.
+    Interrupt,
+    /// Each child and all its descendants are killed.
+    Kill,
 }
 
 /// Whether the fleet can run tasks.
@@ -283,6 +289,9 @@ impl FleetHandle {
     ) -> Result<mpsc::Receiver<Arc<TaskReport>>, SubmitError> {
         if tasks.len() > POOL_QUEUE {
             return Err(SubmitError::TooMany);
+        }
+        if self.0.shared.is_draining() {
+            return Err(SubmitError::Stopping);
         }
         let (report_sender, reports) = mpsc::channel(tasks.len().max(1));
         let bounds = self.0.shared.run_bounds.take(&run);
@@ -577,6 +586,9 @@ impl FleetHandle {
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let mut reasons = Vec::new();
+        if self.0.shared.is_draining() {
+            reasons.push("the supervisor is stopping".to_owned());
+        }
         let health = self.0.shared.journal.health().borrow().clone();
         if let Some(why) = health.reason() {
             reasons.push(format!("the journal is not writable: {why}"));
@@ -598,13 +610,18 @@ impl FleetHandle {
     /// Starts no further task of this run, and cancels its running turns. Every task is still
     /// reported.
     pub fn cancel(&self, run: &RunId) {
-        self.send_cancel(Some(run));
+        for entry in self.0.pools.values() {
+            let _ = entry.actor.send_message(PoolMsg::Cancel(run.clone()));
+        }
     }
 
-    /// Starts no further task of any run, and cancels all running turns. Every task is still
-    /// reported.
-    pub fn cancel_all(&self) {
-        self.send_cancel(None);
+    /// Starts nothing any more, and accepts nothing: the first part of [`Stop::Drain`]. What has not
+    /// begun stays in the journal, for the next start, and the channels of its reports close.
+    pub fn drain(&self) {
+        self.0.shared.start_draining();
+        for entry in self.0.pools.values() {
+            let _ = entry.actor.send_message(PoolMsg::Drain);
+        }
     }
 
     /// Whether this run is paused, because its last tasks were denied.
@@ -622,21 +639,16 @@ impl FleetHandle {
         }
     }
 
-    fn send_cancel(&self, run: Option<&RunId>) {
-        for entry in self.0.pools.values() {
-            let _ = entry.actor.send_message(PoolMsg::Cancel(run.cloned()));
-        }
-    }
-
     /// Stops every child and ends the fleet. Returns when all actors have ended and the hooks have
-    /// sent their pending messages or timed out. [`Stop::Now`] does not wait for hooks.
+    /// sent their pending messages or timed out. [`Stop::Kill`] does not wait for hooks. A later call
+    /// may only be more urgent.
     pub async fn stop(&self, how: Stop) {
-        let now = how == Stop::Now;
-        if now {
+        if how == Stop::Kill {
             self.0.shared.hooks.abandon();
         }
+        self.0.shared.start_draining();
         for entry in self.0.pools.values() {
-            let _ = entry.actor.send_message(PoolMsg::Stop { now });
+            let _ = entry.actor.send_message(PoolMsg::Stop(how));
         }
         let mut ended = self.0.ended.lock().await;
         for end in ended.drain(..) {

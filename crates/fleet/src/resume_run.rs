@@ -26,7 +26,8 @@ use marshal_journal::codec;
 use marshal_journal::{StoredTask, TaskChange, Write};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{
-    PoolName, RunId, SlotId, TaskId, TaskOutcome, TaskSpec, TurnOutcome, UntrustedText,
+    INTERRUPTED_BY_STOP, PoolName, RunId, SlotId, TaskId, TaskOutcome, TaskSpec, TurnOutcome,
+    UntrustedText,
 };
 use marshal_telemetry::event::task::{TaskEnded, TaskLocation, TaskQueued};
 
@@ -110,6 +111,9 @@ impl FleetHandle {
     /// [`ResumeRunError`]; nothing was changed.
     pub async fn resume_run(&self, run: RunId) -> Result<ResumedRun, ResumeRunError> {
         let shared = &self.0.shared;
+        if shared.is_draining() {
+            return Err(SubmitError::Stopping.into());
+        }
         let (journal, state, wanted) = (
             shared.journal.clone(),
             Arc::clone(&shared.state),
@@ -435,6 +439,9 @@ fn choose_resume_action(
     let retries = config.is_some_and(|config| config.restart.on_crash == OnCrash::Retry);
     let lost = lost_count(attempts);
     match last_outcome(attempts.last(), has_check) {
+        (TaskOutcome::Cancelled, _, Some(why)) if retries && why == INTERRUPTED_BY_STOP => {
+            ResumeAction::Retry
+        }
         (TaskOutcome::Lost, _, _) if retries && may_retry(lost.max(1)) => ResumeAction::Retry,
         (_, true, _) if may_retry(lost) => ResumeAction::Retry,
         (outcome, _, why) => {

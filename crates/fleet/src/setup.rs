@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -152,6 +152,8 @@ pub(crate) struct Shared {
     pub(crate) run_bounds: PendingRunBounds,
     /// Runs that are paused until the policies are loaded again.
     pub(crate) paused_runs: PausedRuns,
+    /// Whether nothing is accepted any more, because the supervisor stops.
+    is_draining: AtomicBool,
     /// The tasks that other tasks depend on.
     pub(crate) dependencies: Arc<TaskDependencies>,
     /// Notifies people.
@@ -159,6 +161,16 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Accepts nothing any more.
+    pub(crate) fn start_draining(&self) {
+        self.is_draining.store(true, Ordering::Release);
+    }
+
+    /// Whether nothing is accepted any more.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Acquire)
+    }
+
     pub(crate) fn new(
         setup: Setup,
         in_force: ActivePolicies,
@@ -199,6 +211,7 @@ impl Shared {
             mask: setup.mask,
             run_bounds: PendingRunBounds::default(),
             paused_runs: PausedRuns::default(),
+            is_draining: AtomicBool::new(false),
             dependencies: Arc::default(),
             hooks,
         }

@@ -56,7 +56,8 @@ pub use sandbox::{LimitBackend, ResourceLimits, SandboxGap};
 pub use sandbox_facts::{SandboxFact, SandboxFacts};
 pub use slot::{PoolPhase, SlotState};
 pub use task::{
-    PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON, TaskOutcome, TaskRef, TaskSpec, TurnOutcome,
+    INTERRUPTED_BY_STOP, PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON, TaskOutcome, TaskRef, TaskSpec,
+    TurnOutcome,
 };
 pub use tool::{
     ENGINE_SERVER, EditError, EngineCall, EngineOutput, EngineRequest, EngineResult, EngineTool,

@@ -87,6 +87,9 @@ impl std::fmt::Display for TaskRef {
 /// The detail of a turn that no agent got, so that it is sent again.
 pub const PROMPT_NOT_WRITTEN: &str = "the child ended before the prompt was written";
 
+/// The detail of a turn that was interrupted because the supervisor stopped.
+pub const INTERRUPTED_BY_STOP: &str = "the supervisor stopped before the turn had ended";
+
 /// The detail of a turn that a person stopped.
 pub const STOPPED_BY_PERSON: &str = "a person stopped it";
 

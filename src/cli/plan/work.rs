@@ -21,7 +21,7 @@ use crate::cli::control_client::{Client, ClientError};
 use crate::cli::exit::Exit;
 use crate::cli::policy_watch::Watch;
 use crate::cli::run::{
-    DaemonControl, FirstSignal, ItemSource, LocalControl, RunControl, RunDisplay, RunRequest,
+    DaemonControl, ItemSource, LocalControl, Remainder, RunControl, RunDisplay, RunRequest,
     StartedRuns, run_with_signals,
 };
 use crate::cli::signals::Signals;
@@ -486,6 +486,13 @@ impl<F: Fleet> PlanRun<F> {
         if open == 0 {
             self.state_file.state.added = 0;
         }
+        // What a stop left is done by the next start.
+        let left = self.items.values().filter_map(|stage| match stage {
+            Stage::Waiting(run) | Stage::Running(run) => Some(run),
+            _ => None,
+        });
+        let left: Vec<&RunId> = left.collect();
+        self.runs.retain(|run| !left.contains(&run));
         match self.state_file.settle(&self.runs, &self.state) {
             Ok(()) => (open, true),
             Err(error) => {
@@ -528,19 +535,15 @@ pub(in crate::cli) async fn run_local<F: Fleet>(
         }
     };
     let executor = Executor::Local(fleet.clone());
+    let next = format!("marshal run --plan {}", plan.file.shown);
     let work = PlanRun::new(plan, state_file, state, executor, order.bounds);
     let control = LocalControl {
         fleet,
         runs: Arc::clone(&work.started_runs),
-        on_signal: FirstSignal::Cancel,
     };
-    run(
-        work,
-        RunDisplay::new(order, streams, None),
-        &control,
-        signals,
-    )
-    .await
+    let mut show = RunDisplay::new(order, streams, None);
+    show.remainder = Some(Remainder::Command(next, Arc::clone(&work.started_runs)));
+    run(work, show, &control, signals).await
 }
 
 /// Runs a plan with the daemon of a state directory.
@@ -575,13 +578,9 @@ pub(in crate::cli) async fn run_on_daemon(
     let executor = Executor::<FleetHandle>::Daemon(state.clone());
     let work = PlanRun::new(plan, state_file, &state, executor, order.bounds);
     let control = DaemonControl(state, Arc::clone(&work.started_runs));
-    run(
-        work,
-        RunDisplay::new(order, streams, None),
-        &control,
-        signals,
-    )
-    .await
+    let mut show = RunDisplay::new(order, streams, None);
+    show.remainder = Some(Remainder::Daemon);
+    run(work, show, &control, signals).await
 }
 
 async fn run<F: Fleet>(
@@ -610,6 +609,8 @@ async fn follow<F: Fleet>(
             Ok(true) => {}
             Ok(false) => break,
             Err(PlanRunError::Client(error)) => return show.connection_lost(&error),
+            // A run was refused, because a signal arrived.
+            Err(PlanRunError::Message(_)) if work.started_runs.is_cancelled() => break,
             Err(PlanRunError::Message(why)) => return show.fail(&why),
         }
         let input = tokio::select! {

@@ -1,9 +1,11 @@
-//! The kill drill: a supervisor is killed at random moments of a running load, and continued each
-//! time; what the journal says and what the children saw must agree at every one of them.
+//! A supervisor is killed, or stopped in an orderly way, at random moments of a running load, and
+//! started again each time; what the journal says and what the children saw must agree at every one
+//! of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::fs;
+use std::process::Stdio;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -11,7 +13,7 @@ use rand::{Rng as _, SeedableRng as _};
 use rusqlite::Connection;
 use serde_json::Value;
 
-use crate::drill::{Drill, count, eventually};
+use crate::drill::{Drill, Running, count, eventually};
 
 const ATTEMPTS: u32 = 3;
 
@@ -51,7 +53,7 @@ fn load(drill: &Drill, number: usize, random: &mut StdRng) -> String {
     let mut text = String::new();
     for task in 0..30 {
         let id = format!("l{number}-{task}");
-        let pause = random.random_range(0..120);
+        let pause = random.random_range(0..300);
         let prompt = match random.random_range(0..12) {
             0 => format!("write {id}.txt x\ncrash"),
             1 => format!("run curl https://example.com/{id}"),
@@ -169,7 +171,7 @@ fn children(drill: &Drill, database: &Connection) {
         let outcome: Option<String> = row.get(2)?;
         Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, outcome))
     }) {
-        let is_sure = outcome.is_some_and(|outcome| outcome != "lost");
+        let is_sure = outcome.is_some_and(|outcome| outcome != "lost" && outcome != "cancelled");
         accepted.entry(session).or_default().push((text, is_sure));
     }
     let mut allowed = database
@@ -329,4 +331,95 @@ fn a_supervisor_killed_at_any_moment_and_continued_loses_and_doubles_nothing() {
         let name = home.file_name().to_string_lossy().into_owned();
         assert!(open.contains_key(&name), "the home {name} is left");
     }
+}
+
+/// Starts a daemon, and returns when it takes orders.
+fn daemon(drill: &Drill) -> Running {
+    let daemon = drill.start(&["up"]);
+    drill.address();
+    eventually(Duration::from_secs(60), "the daemon takes orders", || {
+        drill.run(&["ls"]).code == Some(0)
+    });
+    daemon
+}
+
+#[test]
+fn a_daemon_stopped_at_any_moment_keeps_all_that_it_took_in() {
+    let given = std::env::var("MARSHAL_TEST_SEED").ok();
+    let seed = given.map_or_else(rand::random, |seed| seed.parse().expect("a number"));
+    println!("MARSHAL_TEST_SEED={seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    // Too short for most turns of that pool: they are interrupted.
+    let pools = pools().replacen("stop      = { ", "stop      = { drain = \"0s\", ", 1);
+    let drill = Drill::with_supervisor(&pools, "pause_after_denied = 0");
+    let mut invariants = Invariants {
+        ends: HashMap::new(),
+    };
+    let (mut loads, mut in_the_middle) = (0, 0);
+    for stop in 1..=count(5) {
+        let mut running = daemon(&drill);
+        let client = (!unfinished(&drill)).then(|| {
+            loads += 1;
+            let name = load(&drill, loads, &mut random);
+            let mut client = drill.command(&["run", "--quiet", &name]);
+            let client = client.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+            eventually(Duration::from_secs(60), "the load is taken in", || {
+                unfinished(&drill)
+            });
+            client.expect("a client")
+        });
+        std::thread::sleep(Duration::from_millis(random.random_range(0..1200)));
+        if random.random_range(0..4) == 0 {
+            let ran = drill.run(&["stop", "--now"]);
+            assert_eq!(ran.code, Some(0), "{}", ran.all());
+        } else {
+            running.signal("TERM");
+        }
+        assert_eq!(
+            running.wait(Duration::from_secs(60)),
+            Some(0),
+            "stop {stop}"
+        );
+        assert_eq!(drill.agents(), BTreeSet::new(), "no agent is left");
+        let is_left = unfinished(&drill);
+        if let Some(client) = client {
+            let told = client.wait_with_output().expect("the client ends");
+            let told = String::from_utf8_lossy(&told.stderr).into_owned();
+            let says_so = told.contains("go on when it is started again");
+            assert_eq!(says_so, is_left, "{told}");
+        }
+        in_the_middle += usize::from(is_left);
+        invariants.check(&drill);
+    }
+    assert!(in_the_middle > 2, "{in_the_middle} stops left something");
+    let mut running = daemon(&drill);
+    eventually(Duration::from_secs(120), "all is done", || {
+        !unfinished(&drill)
+    });
+    running.signal("TERM");
+    assert_eq!(running.wait(Duration::from_secs(60)), Some(0));
+    invariants.check(&drill);
+    let database = drill.database();
+    turns(&database, true);
+    assert_eq!(invariants.ends.len(), 30 * loads, "every task ended");
+    // Nothing was given up because of a stop.
+    let given_up = "SELECT id || ' ' || outcome || ': ' || detail FROM tasks \
+                    WHERE outcome = 'skipped' OR outcome = 'cancelled' AND pool = 'retry'";
+    let given_up: Vec<String> = rows(&database, given_up, |row| row.get(0));
+    assert_eq!(given_up, [""; 0]);
+    // A prompt was sent again only after a crash or an interrupted turn.
+    let again = "SELECT outcome FROM (SELECT json_extract(events.body, '$.outcome') AS outcome, \
+                 row_number() OVER (PARTITION BY sessions.run, sessions.task \
+                 ORDER BY events.at_us DESC) AS place FROM events \
+                 JOIN sessions ON sessions.session = events.session \
+                 WHERE kind = 'turn_ended' AND sessions.task IS NOT NULL) WHERE place > 1";
+    let again: Vec<String> = rows(&database, again, |row| row.get(0));
+    assert!(
+        again.iter().any(|outcome| outcome == "cancelled"),
+        "{again:?}"
+    );
+    let odd = again
+        .iter()
+        .filter(|outcome| !["lost", "cancelled"].contains(&outcome.as_str()));
+    assert_eq!(odd.count(), 0, "{again:?}");
 }

@@ -49,6 +49,7 @@ const REACHED: &[&str] = &[
     "deaf to a signal",
     "denied",
     "done",
+    "drained fleet",
     "flood",
     "killed supervisor",
     "late ask",

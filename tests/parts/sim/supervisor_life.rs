@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use marshal_config::OnCrash;
 use marshal_fleet::{
-    self, Ambient, FleetEvent, FleetHandle, ResumeScope, Setup, Stop, SubmitError, TaskReport,
+    self, Ambient, FleetEvent, FleetHandle, ResumeRunError, ResumeScope, Setup, Stop, SubmitError,
+    TaskReport,
 };
 use marshal_journal::{Journal, Reader};
 use marshal_model::{PoolName, RunId, SlotId, SlotState, TaskId, TaskSpec, UntrustedText};
@@ -70,6 +71,8 @@ struct Calling {
     old: Vec<RunId>,
     /// How many runs of its own it gets.
     new: u64,
+    /// Whether all that it took in must have ended in the end.
+    is_last: bool,
 }
 
 impl Calling {
@@ -85,6 +88,7 @@ impl Calling {
         let new = dice.pick(&[1, 1, 2]);
         if is_last || dice.percent(50) {
             return Self {
+                is_last,
                 go_on: ResumeScope::All,
                 new: if unfinished.is_empty() {
                     new
@@ -96,11 +100,13 @@ impl Calling {
         }
         match unfinished.pop().filter(|_| dice.percent(60)) {
             Some(newest) => Self {
+                is_last,
                 go_on: ResumeScope::Run(newest.clone()),
                 old: vec![newest],
                 new: 0,
             },
             None => Self {
+                is_last,
                 go_on: ResumeScope::None,
                 old: Vec::new(),
                 new,
@@ -188,6 +194,7 @@ impl Stage<'_> {
             SeededRandom::new(dice.next(), 2),
             pools.map(|pool| (pool.name.clone(), pool.size)).collect(),
             dice.percent(60),
+            !calling.is_last,
         );
         let disturbing = tokio::spawn(disturbing);
         let mut readers = Vec::new();
@@ -203,7 +210,7 @@ impl Stage<'_> {
             .map(|reports| tokio::spawn(read(reports, Arc::clone(&self.world.ledger))))
             .collect();
         // Sometimes the end comes before the work is done.
-        if dice.percent(15) {
+        if !calling.is_last && dice.percent(15) {
             sleep(dice.ms(60_000)).await;
         } else {
             for reader in &mut readers {
@@ -212,10 +219,10 @@ impl Stage<'_> {
             readers.clear();
         }
         self.world.ledger.step("stop");
-        let how = if dice.percent(70) {
-            Stop::Graceful
-        } else {
-            Stop::Now
+        let how = match dice.between(0, 9) {
+            0..=4 => Stop::Drain,
+            5..=6 => Stop::Interrupt,
+            _ => Stop::Kill,
         };
         self.fleet.stop(how).await;
         disturbing.abort();
@@ -244,6 +251,7 @@ impl Stage<'_> {
                 }
                 Some(taken.reports)
             }
+            Err(ResumeRunError::Submit(SubmitError::Stopping)) => None,
             Err(error) => {
                 ledger.fault(format!("{run} was not taken up: {error}"));
                 None
@@ -277,6 +285,7 @@ impl Stage<'_> {
                     self.world.ledger.saw("nothing new is taken");
                     sleep(Duration::from_secs(2)).await;
                 }
+                Err(SubmitError::Stopping) => return None,
                 Err(error) => {
                     let fault = format!("tasks were refused: {error}");
                     self.world.ledger.fault(fault);
@@ -399,6 +408,7 @@ async fn disturb(
     mut dice: SeededRandom,
     pools: Vec<(PoolName, u16)>,
     is_rough: bool,
+    may_drain: bool,
 ) {
     for round in 1_u32.. {
         // Often at first; a silence of hours is not looked at every second.
@@ -433,10 +443,10 @@ async fn disturb(
                 ledger.saw("cancelled run");
                 fleet.cancel(&RunId::new(&run).expect("an id"));
             }
-            5 if dice.percent(30) => {
-                ledger.step("cancel all");
-                ledger.saw("cancelled fleet");
-                fleet.cancel_all();
+            5 if may_drain && dice.percent(10) => {
+                ledger.step("drain");
+                ledger.saw("drained fleet");
+                fleet.drain();
             }
             _ => {}
         }

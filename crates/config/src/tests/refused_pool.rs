@@ -319,7 +319,7 @@ fn durations_are_checked() {
     for (table, key) in &all[..8] {
         check(&format!("{table} = {{ {key} = \"0s\" }}"), "expected a duration from 1ms to 30d");
     }
-    for key in ["goodbye", "eof", "int", "term"] {
+    for key in ["drain", "goodbye", "eof", "int", "term"] {
         check(&format!("stop = {{ {key} = \"2h\" }}"), "expected a duration from 0s to 1h");
     }
     for (table, key) in [("timeouts", "cancel"), ("restart", "window"), ("stop", "eof")] {

@@ -4,6 +4,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{broadcast, mpsc, watch};
 
@@ -127,8 +128,12 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         task: &TaskId,
     ) -> impl Future<Output = Result<(), OperatorError>> + Send;
 
-    /// Cancels all runs.
-    fn cancel_all(&self);
+    /// Starts nothing any more, and accepts nothing. Running turns may end within `stop.drain`, and
+    /// the rest is left to the next start, without reports.
+    fn drain(&self);
+
+    /// The longest `stop.drain` of a pool.
+    fn drain_time(&self) -> Duration;
 
     /// Opens a conversation in a free slot of a pool, or loads one.
     ///
@@ -182,7 +187,7 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         order: AnswerRequest,
     ) -> impl Future<Output = Result<AnswerReceipt, AnswerError>> + Send;
 
-    /// Stops every child and the fleet. A second call with [`Stop::Now`] overrides a graceful stop.
+    /// Stops every child and the fleet. A later call may only be more urgent.
     fn stop(&self, how: Stop) -> impl Future<Output = ()> + Send;
 }
 
@@ -278,8 +283,13 @@ impl Fleet for FleetHandle {
         self.cancel_task(pool, run.clone(), task.clone()).await
     }
 
-    fn cancel_all(&self) {
-        self.cancel_all();
+    fn drain(&self) {
+        self.drain();
+    }
+
+    fn drain_time(&self) -> Duration {
+        let pools = self.config().pools.iter();
+        pools.map(|pool| pool.drain).max().unwrap_or_default()
     }
 
     async fn open_conversation(

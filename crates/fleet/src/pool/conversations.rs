@@ -211,7 +211,7 @@ impl PoolState {
     /// Starts a conversation's first child before the first prompt. An error is reported with that
     /// prompt.
     fn start_first_child(&mut self, session: &SessionId, ready: oneshot::Sender<()>) {
-        if self.cancelled || self.stopping {
+        if self.is_draining {
             return;
         }
         let Some(at) = self
@@ -318,7 +318,7 @@ impl PoolState {
         if self.conversation_count == 0 && self.slot_requests.is_empty() {
             return;
         }
-        let closing = self.cancelled || self.stopping;
+        let closing = self.is_draining;
         for slot in &mut self.slots {
             let is_free = slot.work.is_none()
                 && !matches!(

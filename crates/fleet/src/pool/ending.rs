@@ -72,7 +72,7 @@ impl PoolState {
         // A conversation's prompt is not requeued on a rate limit: its person waits and sees the
         // error.
         let in_conversation = self.slots[usize::from(index)].conversation.is_some();
-        let limit = attempt.limit.filter(|_| !self.must_not_retry(&task));
+        let limit = attempt.limit.filter(|_| !Self::must_not_retry(&task));
         let (limit, conversation_limit) = if in_conversation {
             (None, limit)
         } else {
@@ -109,7 +109,7 @@ impl PoolState {
         let approval = attempt
             .awaits_approval
             .clone()
-            .filter(|_| !self.must_not_retry(&task));
+            .filter(|_| !Self::must_not_retry(&task));
         let is_sent_again = if let Some(approval) = approval {
             self.requeue_for_approval(index, task, approval);
             false
@@ -144,7 +144,7 @@ impl PoolState {
         let slot = &mut self.slots[usize::from(index)];
         let by_hand = !slot.restart_waiters.is_empty();
         let lifetime = slot.spawned_at.take().map_or(Duration::ZERO, |at| now - at);
-        if end.class.is_requested() || by_hand || self.stopping || self.cancelled {
+        if end.class.is_requested() || by_hand || self.is_draining {
             if by_hand {
                 self.log_restart(index, RestartCause::Manual, Duration::ZERO);
             }
@@ -252,9 +252,14 @@ impl PoolState {
         attempt: &Attempt,
         parked: Option<String>,
     ) -> bool {
-        let closing = self.must_not_retry(&task);
+        let closing = Self::must_not_retry(&task);
         let more = task.may_be_sent_again() && !closing;
-        let again = match task::classify_attempt(attempt, closing) {
+        // Nothing of a conversation is sent again: its person sees the end and decides.
+        let retries = self.pool.config.restart.on_crash == OnCrash::Retry
+            && self.slots[usize::from(attempt.index)]
+                .conversation
+                .is_none();
+        let again = match task::classify_attempt(attempt, closing, task.is_interrupted) {
             task::AttemptResult::Ended(outcome, why) => {
                 self.end_task(task, outcome, why);
                 return false;
@@ -267,12 +272,15 @@ impl PoolState {
                 }
                 None => false,
             },
+            task::AttemptResult::Interrupted(why) if !retries => {
+                self.end_task(task, TaskOutcome::Cancelled, Some(why));
+                return false;
+            }
+            task::AttemptResult::Interrupted(_) => {
+                task.sent = task.sent.saturating_sub(1);
+                true
+            }
             task::AttemptResult::Lost(why) => {
-                // Nothing of a conversation is sent again: its person sees the crash and decides.
-                let retries = self.pool.config.restart.on_crash == OnCrash::Retry
-                    && self.slots[usize::from(attempt.index)]
-                        .conversation
-                        .is_none();
                 task.lost += 1;
                 if !retries || closing || !task.may_be_sent_again() {
                     self.end_task(task, TaskOutcome::Lost, Some(why));
@@ -293,10 +301,8 @@ impl PoolState {
     }
 
     /// Whether this task must end now instead of being sent again.
-    pub(super) fn must_not_retry(&self, task: &ActiveTask) -> bool {
-        // A suspended run goes on after the stop.
-        let stops = self.stopping && !task.open_tasks.is_suspended();
-        self.cancelled || stops || task.cancelled || task.open_tasks.is_over()
+    pub(super) fn must_not_retry(task: &ActiveTask) -> bool {
+        task.cancelled || task.open_tasks.is_over()
     }
 
     /// Journals that a task is queued again, and puts it before the others of its priority.

@@ -6,6 +6,7 @@
 mod approval_wait;
 mod bounds;
 mod conversations;
+mod drain;
 mod ending;
 mod operator;
 mod queue;
@@ -29,6 +30,7 @@ use slot::{RetainedSession, Slot};
 use state::PoolState;
 pub(crate) use task::{ActiveTask, OpenTasks, PriorAttempts, RunSummary, may_be_sent_again};
 
+use super::Stop;
 use super::channel::ChannelEnd;
 use super::operator::OperatorResult;
 use super::session::{Attempt, IdleSession, SessionRef, StoredSession};
@@ -104,9 +106,12 @@ pub(crate) enum PoolMsg {
         /// Notified when the old child and all its descendants have ended.
         done: oneshot::Sender<()>,
     },
-    /// Starts no new task and cancels running turns: of one run, or with `None` of all,
-    /// permanently.
-    Cancel(Option<RunId>),
+    /// Starts no new task of a run and cancels its running turns.
+    Cancel(RunId),
+    /// Start nothing any more, and leave what waits to the next start.
+    Drain,
+    /// The time of running turns after a drain is over.
+    DrainEnded,
     /// Leave what of this run has not begun to a later start.
     Suspend(RunId),
     /// A run reached a bound: none of its tasks begins any more.
@@ -137,10 +142,7 @@ pub(crate) enum PoolMsg {
     /// A message of a client for its conversation.
     Conversation(ConversationMsg),
     /// Stops every child, then the pool.
-    Stop {
-        /// Kill at once, without the stop ladder.
-        now: bool,
-    },
+    Stop(Stop),
 }
 
 /// The arguments of a Pool.
@@ -195,7 +197,8 @@ impl Actor for Pool {
             unloading: BTreeSet::new(),
             slot_requests: VecDeque::new(),
             conversation_count: 0,
-            cancelled: false,
+            is_draining: false,
+            is_interrupted: false,
             stopping: false,
         })
     }
@@ -236,11 +239,13 @@ impl Actor for Pool {
             }
             PoolMsg::BackoffEnded { index, round } => state.backoff_ended(index, round),
             PoolMsg::Restart { index, done } => state.restart(index, done),
-            PoolMsg::Cancel(run) => state.cancel(run.as_ref()),
+            PoolMsg::Cancel(run) => state.cancel(&run),
+            PoolMsg::Drain => state.drain(),
+            PoolMsg::DrainEnded => state.interrupt_turns(),
             PoolMsg::Suspend(run) => state.suspend(&run),
             PoolMsg::Operator { order, done } => state.handle_operator_request(order, done),
             PoolMsg::Conversation(message) => state.handle_conversation_msg(message),
-            PoolMsg::Stop { now } => state.stop(now),
+            PoolMsg::Stop(how) => state.stop(how),
             PoolMsg::SessionGone { who, why } => state.session_lost(&who, why),
         }
         state.schedule();

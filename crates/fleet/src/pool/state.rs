@@ -43,9 +43,11 @@ pub(crate) struct PoolState {
     pub(super) slot_requests: VecDeque<SlotRequest>,
     /// How many slots belong to a conversation; at 0, the scheduler skips conversations.
     pub(super) conversation_count: usize,
-    /// Whether all runs were cancelled: no new task starts.
-    pub(super) cancelled: bool,
-    /// Whether the pool stops: nothing starts, and the pool ends with its last session.
+    /// Whether nothing starts any more; see `drain.rs`.
+    pub(super) is_draining: bool,
+    /// Whether running turns were interrupted, because the supervisor stops.
+    pub(super) is_interrupted: bool,
+    /// Whether the pool stops: it drains, and ends with its last session.
     pub(super) stopping: bool,
 }
 
@@ -59,10 +61,15 @@ impl Drop for PoolState {
 }
 
 impl PoolState {
+    /// Removes and returns every queued or blocked task.
+    pub(super) fn take_waiting(&mut self) -> impl Iterator<Item = ActiveTask> + use<> {
+        let blocked = std::mem::take(&mut self.blocked);
+        self.queue.take_all().into_iter().chain(blocked)
+    }
+
     /// Ends every queued or blocked task.
     fn end_waiting(&mut self, why: &str) {
-        let blocked = std::mem::take(&mut self.blocked);
-        let waiting = self.queue.take_all().into_iter().chain(blocked);
+        let waiting = self.take_waiting();
         let ended = waiting.map(|task| end_unstarted(task, why)).collect();
         self.end_tasks(ended, TaskLocation::Queue);
     }
@@ -138,8 +145,8 @@ impl PoolState {
         self.schedule_conversations();
         let is_parked = |slot: &Slot| slot.state == SlotState::Parked;
         let width = usize::from(self.pool.width());
-        if self.cancelled || self.stopping {
-            self.end_waiting(CANCELLED);
+        if self.is_draining {
+            self.leave_waiting();
         } else if self.slots.iter().take(width).all(is_parked) {
             self.end_waiting("every slot of the pool is parked");
         } else {
@@ -282,10 +289,8 @@ impl PoolState {
         }
     }
 
-    pub(super) fn cancel(&mut self, run: Option<&RunId>) {
-        self.cancelled |= run.is_none();
-        let matches = |task: &ActiveTask| run.is_none_or(|run| task.run == *run);
-        self.cancel_matching(matches, CANCELLED);
+    pub(super) fn cancel(&mut self, run: &RunId) {
+        self.cancel_matching(|task| task.run == *run, CANCELLED);
     }
 
     /// Cancels the matching tasks and returns their number. `why` is the detail of queued ones.
@@ -315,16 +320,6 @@ impl PoolState {
         count += ended.len();
         self.end_tasks(ended, TaskLocation::Queue);
         count
-    }
-
-    pub(super) fn stop(&mut self, now: bool) {
-        self.stopping = true;
-        for work in self.slots.iter().filter_map(|slot| slot.work.as_ref()) {
-            let _ = work.actor.send_message(SessionMsg::Stop { now });
-        }
-        for index in 0..self.pool.config.max_size {
-            self.close(index, now);
-        }
     }
 
     /// A session ended without a report: its task is lost, and its child is killed with its keeper.

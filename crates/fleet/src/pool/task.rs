@@ -38,6 +38,8 @@ pub(crate) struct ActiveTask {
     pub(crate) first_assigned: Option<Instant>,
     /// Its run was cancelled: it is not sent again.
     pub(crate) cancelled: bool,
+    /// Its turn was cancelled because the supervisor stops: it goes on at the next start.
+    pub(crate) is_interrupted: bool,
     /// The approval that it waits for, and the index of the slot whose session requested it.
     pub(crate) awaits_approval: Option<(PermissionRequestId, u16)>,
     /// Its dependencies that are not done.
@@ -77,6 +79,7 @@ impl ActiveTask {
             queued: clock::now(),
             first_assigned: None,
             cancelled: false,
+            is_interrupted: false,
             awaits_approval: None,
             dependencies: Vec::new(),
             job_permit: None,
@@ -359,10 +362,17 @@ pub(super) enum AttemptResult {
     Lost(String),
     /// The turn completed and the check did not pass.
     CheckFailed(String),
+    /// The supervisor stopped during the turn or its check.
+    Interrupted(String),
 }
 
-/// Pure. `closing`: the task must not be sent again.
-pub(super) fn classify_attempt(attempt: &Attempt, closing: bool) -> AttemptResult {
+/// Pure. `closing`: the task must not be sent again. `is_interrupted`: its turn was cancelled because
+/// the supervisor stops.
+pub(super) fn classify_attempt(
+    attempt: &Attempt,
+    closing: bool,
+    is_interrupted: bool,
+) -> AttemptResult {
     if let Some(why) = &attempt.failure
         && attempt.end.is_none()
     {
@@ -370,7 +380,7 @@ pub(super) fn classify_attempt(attempt: &Attempt, closing: bool) -> AttemptResul
     }
     let Some(turn) = attempt.turn.filter(|_| attempt.begun) else {
         let why = || Some("the run was cancelled before the task began".to_owned());
-        return if closing || attempt.cancelled {
+        return if closing || attempt.cancelled && !is_interrupted {
             AttemptResult::Ended(TaskOutcome::Skipped, why())
         } else {
             AttemptResult::NotStarted
@@ -384,6 +394,9 @@ pub(super) fn classify_attempt(attempt: &Attempt, closing: bool) -> AttemptResul
             AttemptResult::Ended(TaskOutcome::Failed, Some(attempt.detail()))
         }
         TaskOutcome::Lost => AttemptResult::Lost(attempt.detail()),
+        TaskOutcome::Cancelled if is_interrupted && !closing => {
+            AttemptResult::Interrupted(attempt.detail())
+        }
         TaskOutcome::Failed if check_passed == Some(false) => {
             AttemptResult::CheckFailed(attempt.detail())
         }

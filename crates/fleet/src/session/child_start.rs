@@ -172,7 +172,7 @@ impl SessionState {
             }
             return;
         }
-        if self.ending.is_some() {
+        if self.ending.is_some() || self.stopped {
             self.phase = Phase::Ending;
             return self.stop(false);
         }

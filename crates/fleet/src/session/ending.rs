@@ -88,14 +88,18 @@ impl SessionState {
             SessionMsg::GraceEnded(task) => self.grace_ended(task),
             SessionMsg::TranscriptRead(text) => self.transcript_read(text),
             SessionMsg::IdleTimeout(task) => self.unload_child(task),
-            SessionMsg::Stop { now } => {
-                self.stopped |= self.has_task;
-                self.preparing.cancel();
-                self.stop(now);
-                self.end_check("it was stopped");
-            }
+            SessionMsg::Drain if self.accepted || !self.has_task => {}
+            SessionMsg::Drain => self.stop_task(false),
+            SessionMsg::Stop { now } => self.stop_task(now),
         }
         false
+    }
+
+    fn stop_task(&mut self, now: bool) {
+        self.stopped |= self.has_task;
+        self.preparing.cancel();
+        self.stop(now);
+        self.end_check("it was stopped");
     }
 
     /// The journal rejected a commit, so it will reject every later one. Nothing of this session

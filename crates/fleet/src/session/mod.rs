@@ -262,6 +262,8 @@ pub(crate) enum SessionMsg {
     TranscriptRead(Result<String, String>),
     /// The session has been idle for `timeouts.idle` since the task of that number.
     IdleTimeout(u64),
+    /// Stop the session's child if the prompt of its task is not accepted yet.
+    Drain,
     /// Stop the session's child.
     Stop {
         /// Whether it is killed at once, without the stop ladder.

@@ -501,15 +501,20 @@ impl Fleet for FakeFleet {
         Err(marshal_fleet::OperatorError::NotInPool)
     }
 
-    fn cancel_all(&self) {
+    fn drain(&self) {
         for tokens in self.0.runs.lock().expect("lock").values() {
-            tokens.cancelled.cancel();
+            tokens.suspended.cancel();
         }
+    }
+
+    fn drain_time(&self) -> Duration {
+        Duration::from_secs(30)
     }
 
     async fn stop(&self, how: Stop) {
         self.0.stops.lock().expect("lock").push(how);
-        if how == Stop::Now {
+        self.drain();
+        if how == Stop::Kill {
             self.0.killed.cancel();
         } else if self.0.stubborn.load(Ordering::SeqCst) {
             self.0.killed.cancelled().await;

@@ -87,6 +87,8 @@ pub struct Host {
     pub config_reloader: ConfigReloader,
     /// The certificate in use; `None` without TLS.
     pub tls: Option<Tls>,
+    /// Cancelled to stop the supervisor.
+    pub stop_requested: CancellationToken,
 }
 
 impl std::fmt::Debug for Host {

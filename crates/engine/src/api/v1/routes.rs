@@ -462,6 +462,21 @@ static ROUTES: &[Route] = &[
         ..MUTATING
     },
     Route {
+        path: "/api/v1/stop",
+        role: Role::Admin,
+        name: "stopSupervisor",
+        summary: "Stop the supervisor: nothing starts, running turns have stop.drain to end, and what waits goes on at the next start",
+        query: &[QueryParam {
+            name: "now",
+            kind: ParamKind::Flag,
+            summary: "interrupt the running turns at once",
+        }],
+        response: (202, "Stopping"),
+        error_statuses: &[],
+        handler: |app, request| Box::pin(supervisor::stop(app, request)),
+        ..MUTATING
+    },
+    Route {
         path: "/api/v1/tasks",
         name: "listTasks",
         summary: "List the tasks in the journal, newest first",

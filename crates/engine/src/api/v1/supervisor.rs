@@ -3,12 +3,14 @@
 //! Must not know how any of them is read.
 
 use axum::http::StatusCode;
+use serde_json::json;
 
 use super::error::ApiError;
 use super::request_context::RequestContext;
-use super::views::{List, respond_ok, to_json_with_times};
+use super::views::{List, respond, respond_ok, to_json_with_times};
 use super::{AppState, HandlerResult};
 use crate::api::policies::PolicyStatusView;
+use marshal_fleet::Stop;
 use marshal_telemetry::labels::ReloadCause;
 
 pub(super) async fn agents(app: AppState, _: RequestContext) -> HandlerResult {
@@ -32,6 +34,21 @@ pub(super) async fn reload_policies(app: AppState, request: RequestContext) -> H
 pub(super) async fn reload_all(app: &AppState) -> Result<usize, ApiError> {
     let read = app.fleet.reload_policies(ReloadCause::Request).await;
     read.map_err(|why| ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, why))
+}
+
+/// Stops the supervisor; a later request may only be more urgent.
+pub(super) async fn stop(app: AppState, request: RequestContext) -> HandlerResult {
+    // First: turns that end with the stop wait for the next start.
+    if let Some(chats) = &app.chats {
+        chats.stop_working();
+    }
+    app.fleet.drain();
+    if request.flag("now") == Some(true) {
+        let fleet = app.fleet.clone();
+        tokio::spawn(async move { fleet.stop(Stop::Interrupt).await });
+    }
+    app.host.stop_requested.cancel();
+    respond(StatusCode::ACCEPTED, &json!({"state": "stopping"}))
 }
 
 pub(super) async fn config(app: AppState, _: RequestContext) -> HandlerResult {
