@@ -643,11 +643,27 @@ impl RunDisplay {
     /// Ends because the daemon is gone: shows the tasks that have ended.
     pub(super) fn connection_lost(mut self, error: &ClientError) -> Exit {
         self.summary();
-        report_error(error, &mut self.streams)
+        let exit = report_error(error, &mut self.streams);
+        self.tell_left();
+        exit
     }
 
     pub(super) fn finish(mut self) -> Exit {
         self.summary();
+        let missing = self.missing();
+        self.tell_left();
+        let done = |report: &Arc<TaskReport>| {
+            report.outcome == TaskOutcome::Done || self.excused.contains(&report.task)
+        };
+        if missing == 0 && !self.results_failed && self.reports.values().all(done) {
+            Exit::Done
+        } else {
+            Exit::Failures
+        }
+    }
+
+    /// Says what goes on with the tasks without a report.
+    fn tell_left(&mut self) {
         let missing = self.missing();
         if missing > 0 {
             let tasks = if missing == 1 {
@@ -659,20 +675,12 @@ impl RunDisplay {
                 Some(Remainder::Command(next, runs)) if runs.is_cancelled() => {
                     format!("{tasks} left; to go on: {next}")
                 }
-                Some(Remainder::Daemon) => format!(
-                    "{tasks} left, because the supervisor stopped; they go on when it is started again"
-                ),
+                Some(Remainder::Daemon) => {
+                    format!("{tasks} left, and will go on when the supervisor is started again")
+                }
                 _ => format!("error: {missing} tasks ended without a report; see the log"),
             };
             self.streams.err.line(&text);
-        }
-        let done = |report: &Arc<TaskReport>| {
-            report.outcome == TaskOutcome::Done || self.excused.contains(&report.task)
-        };
-        if missing == 0 && !self.results_failed && self.reports.values().all(done) {
-            Exit::Done
-        } else {
-            Exit::Failures
         }
     }
 

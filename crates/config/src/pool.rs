@@ -35,7 +35,8 @@ use super::table::{Entry, Located, Place, Section, keywords, one_of};
 use super::timing;
 use super::types::{
     CacheDirs, ClientFs, Container, Egress, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool,
-    Route, RoutePort, Sandbox, SessionScope, ShellCwd, Timeouts, Workspace, WorkspaceMode,
+    Route, RoutePort, Sandbox, SessionScope, ShellCwd, SlotShares, Timeouts, Workspace,
+    WorkspaceMode,
 };
 use marshal_model::PoolName;
 use marshal_model::limits;
@@ -246,6 +247,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         env,
         restart,
         timeouts,
+        shares: read_shares(&section.section("shares")),
         drain,
         stop,
         approval: approval::read(&section.section("approval")),
@@ -561,3 +563,14 @@ fn read_check(section: &Section<'_>) -> Vec<String> {
 /// The help for what a discovered file may not do.
 pub(super) const TRUST_HELP: &str =
     "`marshal trust` says that you trust the file as it is; or name it with --config";
+
+/// Reads `shares`.
+fn read_shares(section: &Section<'_>) -> SlotShares {
+    let weight = |name| value_or(section.integer(name, 1..=100_u16), 1);
+    let shares = SlotShares {
+        tasks: weight("tasks"),
+        chats: weight("chats"),
+    };
+    section.reject_unknown_keys(&[], &[]);
+    shares
+}

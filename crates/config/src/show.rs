@@ -294,6 +294,7 @@ fn pool_table(pool: &Pool) -> RenderedTable {
         env,
         restart: of_restart,
         timeouts: of_timeouts,
+        shares,
         drain,
         stop: of_stop,
         approval: of_ask,
@@ -370,6 +371,8 @@ fn pool_table(pool: &Pool) -> RenderedTable {
     put_restart(&mut table, of_restart);
     put_timeouts(&mut table, of_timeouts);
     put_stop(&mut table, *drain, *of_stop);
+    table.put("shares.tasks", i64::from(shares.tasks));
+    table.put("shares.chats", i64::from(shares.chats));
     routes::rate_limit(&mut table, *of_rate_limit);
     pool_keys::put_approval(&mut table, of_ask);
     top_tables::put_budget(&mut table, of_budget);

@@ -440,6 +440,8 @@ pub struct Pool {
     pub restart: Restart,
     /// Deadlines.
     pub timeouts: Timeouts,
+    /// How tasks and chats share its slots.
+    pub shares: SlotShares,
     /// How long running turns may go on after the supervisor began to stop.
     pub drain: Duration,
     /// The stop ladder's waits.
@@ -647,6 +649,15 @@ pub struct StopTimeouts {
     pub int: Duration,
     /// After SIGTERM.
     pub term: Duration,
+}
+
+/// `shares = { … }`: how tasks and chats share the slots of a pool while both wait for one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotShares {
+    /// The weight of tasks.
+    pub tasks: u16,
+    /// The weight of chats and conversations of editors.
+    pub chats: u16,
 }
 
 /// `rate_limit = { … }`: the pauses of a pool whose provider limits its requests.

@@ -11,6 +11,7 @@ use super::clock::now_us;
 use super::conversation::OpenError;
 use super::pool::{ConversationMsg, PoolMsg};
 use super::session::{ChatArgs, discard_session};
+use super::slot_demand::SlotDemand;
 use super::{Conversation, ConversationRequest, FleetHandle, SubmitError};
 use marshal_journal::{ChatWrite, Write};
 use marshal_model::{Event, EventId, PoolName, RunId, SessionId, SlotState, StampedEvent};
@@ -88,7 +89,7 @@ impl FleetHandle {
         self.resolve_directory(entry, directory).await.map(|_| ())
     }
 
-    /// Loads a chat's session into a slot. An agent that cannot load its own session gets the
+    /// Loads a chat's session into a slot, for which it waits as long as it takes. An agent that cannot load its own session gets the
     /// earlier messages as text.
     ///
     /// # Errors
@@ -109,12 +110,11 @@ impl FleetHandle {
             .await
     }
 
-    /// Whether a client could get a slot of the pool now.
+    /// What waits for a slot of the pool; `None` if there is no such pool.
     #[must_use]
-    pub fn has_free_slot(&self, pool: &PoolName) -> bool {
-        let slots = self.0.shared.slots.of_pool(pool);
-        let mut slots = slots.iter();
-        slots.any(|view| view.session.is_none() && view.state != SlotState::Parked)
+    pub fn slot_demand(&self, pool: &PoolName) -> Option<Arc<SlotDemand>> {
+        let entry = self.0.pools.get(pool)?;
+        Some(Arc::clone(&entry.shared.slot_demand))
     }
 
     /// Ends a chat whose session is not loaded, for good, with its run and its queued messages. Its
@@ -141,13 +141,6 @@ impl FleetHandle {
         };
         let _ = ambient.run_blocking(work).await;
         Ok(())
-    }
-
-    /// Whether the pool starts work now; a paused or drained pool does not.
-    #[must_use]
-    pub fn is_accepting_work(&self, pool: &PoolName) -> bool {
-        let entry = self.0.pools.get(pool);
-        entry.is_some_and(|entry| entry.shared.is_slot_enabled(0))
     }
 
     /// Whether all slots of the pool are parked, so that nothing starts until a person restarts

@@ -414,7 +414,7 @@ impl FleetHandle {
             }
             None => None,
         };
-        let begins = found.is_none();
+        let (begins, is_chat) = (found.is_none(), chat.is_some());
         let (session, run, stored) = if let Some((stored_session, stored)) = found {
             (stored_session.session, stored_session.run, Some(stored))
         } else {
@@ -434,7 +434,15 @@ impl FleetHandle {
         })));
         let sent = entry.actor.send_message(opens);
         sent.map_err(|_| OpenError::Stopping)?;
-        let grant = match timeout(limits::CONVERSATION_SLOT_TIMEOUT, granted).await {
+        // A chat keeps its place among those that wait.
+        let granted = async {
+            if is_chat {
+                Ok(granted.await)
+            } else {
+                timeout(limits::CONVERSATION_SLOT_TIMEOUT, granted).await
+            }
+        };
+        let grant = match granted.await {
             Ok(Ok(granted)) => granted?,
             Ok(Err(_)) => return Err(OpenError::Stopping),
             Err(_) => return Err(self.no_free_slot_error(name)),

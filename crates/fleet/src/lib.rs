@@ -47,6 +47,7 @@ mod session_subscriptions;
 mod setting_reply;
 mod setup;
 mod shadow;
+mod slot_demand;
 mod slot_history;
 mod start_error;
 mod supervisor_actions;
@@ -88,6 +89,7 @@ pub use resume_run::{ResumeRunError, ResumedRun};
 pub use session::{PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON};
 pub use setting_reply::SettingResult;
 pub use setup::{ResumeScope, Setup};
+pub use slot_demand::{SlotDemand, SlotRelease};
 pub use slot_history::SlotHistoryError;
 pub use views::PoolView;
 

@@ -10,6 +10,7 @@ use super::budgets::Ledger;
 use super::delegate::Delegate;
 use super::fleet_event::SlotView;
 use super::setup::{PoolShared, Setup};
+use super::slot_demand::SlotDemand;
 use super::slot_history::SlotHistory;
 use marshal_config::{Config, Degradable, Pool};
 use marshal_model::{PoolPhase, SlotId, SlotState};
@@ -65,6 +66,7 @@ pub(super) fn build_pools(
             pending_approvals: Mutex::default(),
             sandbox_gaps: Mutex::default(),
             warned_uncommitted: Mutex::default(),
+            slot_demand: SlotDemand::new(),
             phase_and_width: Mutex::new((PoolPhase::Running, config.size)),
             first_slot,
         };

@@ -360,6 +360,7 @@ impl ResumePlan {
 impl UnfinishedTask {
     fn new(pool: PoolName, spec: TaskSpec, row: StoredTask, attempts: Vec<AttemptRecord>) -> Self {
         let mut past = PriorAttempts {
+            queued_at_us: row.queued_at_us,
             sent: row.attempts,
             lost: lost_count(&attempts),
             ..PriorAttempts::default()

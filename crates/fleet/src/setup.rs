@@ -32,6 +32,7 @@ use super::reload::{PolicyReader, PolicyReloads};
 use super::resource_usage::ResourceUsage;
 use super::session::{DiskUsageMonitor, ProtectedRecords};
 use super::session_subscriptions::SessionSubscriptions;
+use super::slot_demand::SlotDemand;
 use super::task_dependencies::TaskDependencies;
 use marshal_config::{Config, Pool as PoolConfig, Sandbox, SessionScope};
 use marshal_journal::Journal;
@@ -248,6 +249,8 @@ pub(crate) struct PoolShared {
     pub(crate) workspace: PathBuf,
     /// Accepted tasks that have not ended; at most [`POOL_QUEUE`].
     pub(crate) tasks: AtomicUsize,
+    /// What waits for a slot, for the chats that have one.
+    pub(crate) slot_demand: Arc<SlotDemand>,
     /// When the first queued task was queued; `None` if the queue is empty.
     pub(crate) oldest_queued_at: Mutex<Option<Instant>>,
     /// Pending approvals, by the time at which they were requested.

@@ -130,6 +130,11 @@ impl Queue {
         self.lock().in_progress = 0;
     }
 
+    /// Whether no commit waits; one without rows is none in [`Self::backlog`].
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().waiting.is_empty()
+    }
+
     /// Rows that were accepted and are not yet durable.
     pub(super) fn backlog(&self) -> usize {
         let state = self.lock();

@@ -64,7 +64,7 @@ impl Stepper {
 
     /// Waits until a commit is ready for a step.
     pub async fn wait_for_work(&mut self) {
-        if self.refused_batch.is_none() && self.writer.queue.backlog() == 0 {
+        if self.refused_batch.is_none() && self.writer.queue.is_empty() {
             self.writer.queue.wait_for_commit().await;
         }
     }

@@ -54,8 +54,14 @@ fn owned(all: &[(&str, &str, u64)]) -> Vec<(String, String, u64)> {
 fn after_the_first_signal_running_tasks_end_and_the_rest_is_continued() {
     let drill = Drill::new(POOL);
     let mut running = drill.start(&["run", "--results", "r.jsonl", "sleep 3s", "say b", "say c"]);
-    eventually(LONG, "a task runs", || {
-        drill.log("stderr.log").contains("task-1: assigned")
+    eventually(LONG, "a turn runs", || {
+        let accepted = "SELECT count(*) FROM events WHERE kind = 'prompt_accepted'";
+        let is_there = drill.state().join("journal.db").exists();
+        is_there
+            && drill
+                .database()
+                .query_row(accepted, [], |row| row.get::<_, i64>(0))
+                .is_ok_and(|turns| turns == 1)
     });
     running.signal("INT");
     assert_eq!(running.wait(LONG), Some(1));

@@ -76,6 +76,47 @@ fn the_unit_keeps_the_state_closed_and_shared_locks_in_place() {
     assert!(!cleans || has("RuntimeDirectoryPreserve=yes"));
 }
 
+/// A duration as `config show` writes it.
+fn seconds(text: &str) -> f64 {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: f64 = digits.parse().expect(text);
+    match &text[digits.len()..] {
+        "ms" => number / 1000.0,
+        "s" => number,
+        "m" => number * 60.0,
+        unit => panic!("{unit}"),
+    }
+}
+
+#[test]
+fn the_unit_waits_longer_than_a_stop_takes_by_default() {
+    let dir = tempfile::tempdir().expect("directory");
+    let file = dir.path().join("supervisor.toml");
+    let pool = "[pool.p]\ncommand = [\"marshal\", \"script-agent\"]\ndialect = \"acp\"\n";
+    fs::write(&file, pool).expect("written");
+    let output = Command::new(env!("CARGO_BIN_EXE_marshal"))
+        .args(["--json", "--config"])
+        .arg(&file)
+        .args(["config", "show"])
+        .output()
+        .expect("run");
+    assert_ok(&output, "config show");
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let pool = &shown["pool"]["p"];
+    let steps = ["drain", "goodbye", "eof", "int", "term"].map(|step| &pool["stop"][step]);
+    let steps = steps.into_iter().chain([&pool["timeouts"]["cancel"]]);
+    let takes: f64 = steps
+        .map(|step| seconds(step.as_str().expect("a time")))
+        .sum();
+    let unit = unit();
+    let waits = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("TimeoutStopSec="));
+    let waits: f64 = waits.expect("a time").parse().expect("seconds");
+    // The journal is closed after that.
+    assert!(waits >= takes + 20.0, "{waits} {takes}");
+}
+
 #[test]
 fn the_units_command_is_one_that_the_program_takes() {
     let unit = unit();

@@ -318,10 +318,11 @@ fn watchers_are_told_what_waits_each_change_and_the_end() {
     eventually(LONG, "there is room again", || {
         Watcher::come(&drill, &owner).0 == 200
     });
-    let second = client(&drill, &[UNDECIDED_PROMPT]);
+    let mut second = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     assert_eq!(early.expect("approval")["approval"], ask["approval"]);
-    daemon.signal("TERM");
+    let ran = drill.run(&["stop", "--now"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
     assert_eq!(daemon.wait(LONG), Some(0));
     let over = early.expect("ended");
     assert_eq!(
@@ -331,7 +332,8 @@ fn watchers_are_told_what_waits_each_change_and_the_end() {
     );
     assert_eq!(early.expect("end"), serde_json::json!({"why": "stopping"}));
     assert_eq!(early.line(), "", "and nothing after that");
-    result(&drill, second);
+    let left = second.wait().expect("the client ends");
+    assert_eq!(left.code(), Some(1), "its task goes on at the next start");
 }
 
 /// A pool whose policy is `cautious` with this `[approval]`.

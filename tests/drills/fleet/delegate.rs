@@ -517,7 +517,7 @@ fn many_are_asked_beside_each_other_and_not_more_than_may_be() {
 
 #[test]
 fn a_supervisor_that_ends_meanwhile_denies_and_does_not_wait() {
-    for (signal, script, asked) in [("TERM", "pending 5", 5), ("KILL", "read README.md", 1)] {
+    for (how, script, asked) in [("now", "pending 5", 5), ("KILL", "read README.md", 1)] {
         let server = Provider::start(|_, _: &Got, _: &mut dyn Write| {
             std::thread::sleep(Duration::from_secs(120));
         });
@@ -526,7 +526,12 @@ fn a_supervisor_that_ends_meanwhile_denies_and_does_not_wait() {
         let mut ended = client(&drill, &[script]);
         eventually(LONG, "it is asked", || server.got().len() == asked);
         let began = Instant::now();
-        running.signal(signal);
+        if how == "now" {
+            let ran = drill.run(&["stop", "--now"]);
+            assert_eq!(ran.code, Some(0), "{}", ran.all());
+        } else {
+            running.signal(how);
+        }
         running.wait(LONG);
         ended.wait().expect("ends");
         assert!(
@@ -539,7 +544,7 @@ fn a_supervisor_that_ends_meanwhile_denies_and_does_not_wait() {
             rows.iter()
                 .all(|row| row.decision == "deny" && row.by == "gone")
         );
-        if signal == "TERM" {
+        if how == "now" {
             assert_eq!(rows.len(), 5);
         }
         let allowed = drill.database().query_row(

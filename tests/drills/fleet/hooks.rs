@@ -557,7 +557,7 @@ fn an_ordinary_users_hook_runs_too_and_a_second_signal_waits_for_none() {
     daemon.signal("TERM");
     // Two that come before one is looked at are one.
     eventually(LONG, "the first is heard", || {
-        drill.log("stderr.log").contains("stopping; a second")
+        drill.log("stderr.log").contains("stopping: no further")
     });
     let began = Instant::now();
     daemon.signal("TERM");

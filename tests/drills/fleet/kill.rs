@@ -385,7 +385,7 @@ fn a_daemon_stopped_at_any_moment_keeps_all_that_it_took_in() {
         if let Some(client) = client {
             let told = client.wait_with_output().expect("the client ends");
             let told = String::from_utf8_lossy(&told.stderr).into_owned();
-            let says_so = told.contains("go on when it is started again");
+            let says_so = told.contains("go on when the supervisor is started again");
             assert_eq!(says_so, is_left, "{told}");
         }
         in_the_middle += usize::from(is_left);

@@ -36,6 +36,7 @@ mod engine_tools;
 mod engines;
 mod escapes;
 mod fails_closed;
+mod fairness;
 mod file_plane;
 mod file_plane_changes;
 mod file_plane_invalid;

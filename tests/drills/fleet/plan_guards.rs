@@ -17,9 +17,16 @@ fn end(events: &[StreamEvent]) -> (&str, &str) {
     (last.name.as_str(), reason)
 }
 
-fn killed(mut daemon: Daemon, signal: &str) {
-    daemon.running.signal(signal);
+fn killed(mut daemon: Daemon) {
+    daemon.running.signal("KILL");
     daemon.running.child.wait().expect("it ends");
+}
+
+/// Stops a daemon without waiting for its turns.
+fn stopped(drill: &Drill, daemon: Daemon) {
+    let ran = drill.run(&["stop", "--now"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    drop(daemon);
 }
 
 fn stands(drill: &Drill, item: &str) -> (String, i64, i64) {
@@ -119,7 +126,7 @@ fn a_stop_of_the_daemon_is_no_failure_of_what_its_agents_worked() {
     let chat = begin(&daemon, &body(&["coder"]));
     for round in 1..=3 {
         eventually(LONG, "it is worked", || has(&drill, "one.begun"));
-        killed(daemon, "TERM");
+        stopped(&drill, daemon);
         std::fs::remove_file(drill.workspace().join("one.begun")).expect("removed");
         daemon = Daemon::start(&drill);
         eventually(LONG, "it is open again", || {
@@ -142,7 +149,7 @@ fn a_planner_that_went_with_the_daemon_gets_its_goal_again() {
         &json!({"goal": goal, "mode": "plan_then_execute", "plan_id": "plan.md", "roles": ["coder"]}),
     );
     eventually(LONG, "it is planned", || has(&drill, "one.begun"));
-    killed(daemon, "TERM");
+    stopped(&drill, daemon);
     write(&drill, "go", "");
     let daemon = Daemon::start(&drill);
     let events = all(&daemon, &chat);
@@ -166,7 +173,7 @@ fn a_plan_that_is_not_the_approved_one_is_approved_again() {
     );
     let mut stream = daemon.follow(&chat, None);
     stream.until("a plan", |entry| entry.name == "plan");
-    killed(daemon, "KILL");
+    killed(daemon);
     let changed = drill.database().execute(
         "UPDATE chats SET phase = 'working', progress = json_set(coalesce(progress, \
          '{\"rounds\":0,\"tokens\":0,\"cost\":0,\"reminders\":0}'), '$.approved', 'another') \
@@ -193,7 +200,7 @@ fn a_plan_ends_when_a_member_of_it_was_closed() {
     let daemon = Daemon::start(&drill);
     let chat = begin(&daemon, &body(&["coder"]));
     eventually(LONG, "it is worked", || has(&drill, "one.begun"));
-    killed(daemon, "KILL");
+    killed(daemon);
     let closed = drill
         .database()
         .execute("UPDATE chats SET ended_ms = 1 WHERE parent IS NOT NULL", []);

@@ -73,6 +73,8 @@ fn payload(dir: &Path, names: &[String]) -> PathBuf {
             .arg(&repository));
     }
     fs::write(repository.join("readme.sh"), readme_command()).unwrap();
+    let unit = root.join("deploy/systemd/marshal.service");
+    fs::copy(unit, files.join("marshal.service")).unwrap();
     fs::write(files.join("run"), SCRIPT).unwrap();
     fs::write(files.join("names"), names.join("\n") + "\n").unwrap();
     // What debuggers need is most of them.
@@ -198,6 +200,8 @@ fn the_sandbox_holds_in_a_booted_debian_as_root_and_as_a_user() {
     let text = boot(dir.path(), &payload(dir.path(), &names));
     let text = format!("\n{text}");
     let sections = sections(&text);
+    let service = sections.get("root: service");
+    service_keeps_its_tasks(service.unwrap_or_else(|| panic!("no service: {text}")));
     for (who, columns) in [
         (
             "root",
@@ -251,4 +255,18 @@ fn the_sandbox_holds_in_a_booted_debian_as_root_and_as_a_user() {
             assert!(section.contains("1 passed"), "{who}: {name}: {section}");
         }
     }
+}
+
+/// Restarts of the service lost no task, and none was given up.
+fn service_keeps_its_tasks(printed: &str) {
+    assert!(printed.contains("Result=success"), "{printed}");
+    assert!(
+        printed.contains("will go on when the supervisor"),
+        "{printed}"
+    );
+    let report = printed.lines().find(|line| line.starts_with('{'));
+    let report: serde_json::Value = serde_json::from_str(report.expect(printed)).expect(printed);
+    let tasks = report["tasks"].as_array().expect(printed);
+    let done = tasks.iter().filter(|task| task["outcome"] == "done");
+    assert_eq!((tasks.len(), done.count()), (24, 24), "{printed}");
 }

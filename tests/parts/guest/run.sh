@@ -33,4 +33,39 @@ scope='--scope --quiet --collect -p Delegate=yes'
 HOME=/root MARSHAL_TEST_SCOPE="systemd-run $scope" sh /tmp/as.sh root
 runuser -u tester -- env HOME=/home/tester XDG_RUNTIME_DIR="/run/user/$(id -u tester)" \
     MARSHAL_TEST_DELEGATED=1 MARSHAL_TEST_SCOPE="systemd-run --user $scope" sh /tmp/as.sh user
+# The shipped unit, restarted while it works.
+echo "== root: service"
+install -m 755 /opt/marshal/marshal /opt/marshal/marshal-shim /usr/local/bin
+install -m 644 /opt/marshal/marshal.service /etc/systemd/system
+mkdir -p /etc/marshal/project
+cat >/etc/marshal/supervisor.toml <<'TOML'
+[pool.demo]
+size      = 2
+command   = ["marshal", "script-agent"]
+workspace = { path = "project", mode = "copy" }
+policy    = "developer"
+TOML
+for number in $(seq 24); do
+    echo "{\"id\": \"t$number\", \"prompt\": \"sleep 700ms\\nsay $number\"}"
+done >/tmp/tasks.jsonl
+export STATE_DIRECTORY=/var/lib/marshal
+systemctl daemon-reload
+systemctl start marshal
+until marshal ls >/dev/null 2>&1; do sleep 1; done
+marshal run --quiet /tmp/tasks.jsonl >/tmp/client 2>&1 &
+sleep 6
+for pause in 3 7 5; do
+    systemctl restart marshal
+    sleep $pause
+done
+for wait in $(seq 120); do
+    marshal --json report >/tmp/report.json 2>/dev/null
+    [ "$(grep -o '"outcome":' /tmp/report.json | wc -l)" -lt 24 ] || break
+    sleep 2
+done
+systemctl stop marshal
+cat /tmp/client
+systemctl show marshal -p Result -p ExecMainStatus
+marshal --json report
+echo "== root: ended with $?"
 echo "== end"

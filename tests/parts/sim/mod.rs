@@ -8,6 +8,7 @@
 mod agent;
 mod check;
 mod disk;
+mod fairness;
 mod host;
 mod ledger;
 mod protocol;

@@ -138,7 +138,31 @@ async fn one(world: &World, mut dice: SeededRandom, is_last: bool) {
     };
     let disk = tokio::spawn(disk.work(is_over));
     let number = world.ledger.book().life;
-    let fleet = FleetHandle::start(Setup {
+    let setup = setup(world, state, journal, dice.next(), calling.go_on.clone());
+    let fleet = FleetHandle::start(setup).await.expect("a fleet");
+    let watching = tokio::spawn(watch(fleet.subscribe(), Arc::clone(&world.ledger)));
+    let stage = Stage {
+        fleet: &fleet,
+        world,
+        number,
+    };
+    stage.play(&mut dice, &calling).await;
+    stage.is_still(&calling);
+    drop(fleet);
+    let _ = over.send(());
+    let _ = disk.await;
+    let _ = watching.await;
+}
+
+/// What a fleet of a world starts with.
+pub(crate) fn setup(
+    world: &World,
+    state: StateDir,
+    journal: Journal,
+    seed: u64,
+    go_on: ResumeScope,
+) -> Setup {
+    Setup {
         config: Arc::clone(&world.config),
         policies: world::policies().into(),
         policy_reader: None,
@@ -152,29 +176,15 @@ async fn one(world: &World, mut dice: SeededRandom, is_last: bool) {
             wildness: world.wildness,
             twist: world.twist,
         }),
-        ambient: Ambient::seeded(dice.next()),
+        ambient: Ambient::seeded(seed),
         uids: None,
         engines: BTreeMap::new(),
         marshal: "/nowhere/marshal".into(),
         environment: BTreeMap::new(),
-        resume_scope: calling.go_on.clone(),
+        resume_scope: go_on,
         has_approvers: false,
         mask: Arc::default(),
-    })
-    .await
-    .expect("a fleet");
-    let watching = tokio::spawn(watch(fleet.subscribe(), Arc::clone(&world.ledger)));
-    let stage = Stage {
-        fleet: &fleet,
-        world,
-        number,
-    };
-    stage.play(&mut dice, &calling).await;
-    stage.is_still(&calling);
-    drop(fleet);
-    let _ = over.send(());
-    let _ = disk.await;
-    let _ = watching.await;
+    }
 }
 
 /// What is done to a fleet.

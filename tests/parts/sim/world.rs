@@ -33,6 +33,9 @@ pub(crate) enum Twist {
 pub(crate) struct Wildness(u64);
 
 impl Wildness {
+    /// Nothing goes wrong.
+    pub(crate) const NONE: Self = Self(0);
+
     pub(crate) fn percent(self, random: &mut SeededRandom, chance: u64) -> bool {
         random.between(0, 9_999) < self.0 * chance
     }
@@ -71,36 +74,46 @@ fn place() -> &'static Path {
     })
 }
 
+impl World {
+    /// A world with this configuration.
+    pub(crate) fn new(seed: u64, text: &str, wildness: Wildness, prints: bool) -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("marshal-sim-")
+            .tempdir_in(place())
+            .expect("a directory");
+        std::fs::create_dir(dir.path().join("workspace")).expect("a workspace");
+        std::fs::write(dir.path().join("workspace/a.txt"), "a").expect("a file");
+        let origin = Origin {
+            file: None,
+            dir: dir.path().to_owned(),
+            is_explicit: true,
+        };
+        let config = Config::parse(text, &origin);
+        let config = config.unwrap_or_else(|error| panic!("{error:?}\n{text}"));
+        Self {
+            seed,
+            config: Arc::new(config),
+            wildness,
+            twist: Twist::Nothing,
+            ledger: Arc::new(Ledger::new(prints)),
+            wall_us: 1_700_000_000_000_000,
+            event_interval: 61,
+            dir,
+        }
+    }
+}
+
 /// Runs the world of a seed.
 pub(crate) fn run(seed: u64, twist: Twist, prints: bool) -> Outcome {
     let mut random = SeededRandom::new(seed, 0);
-    let dir = tempfile::Builder::new()
-        .prefix("marshal-sim-")
-        .tempdir_in(place())
-        .expect("a directory");
-    std::fs::create_dir(dir.path().join("workspace")).expect("a workspace");
-    std::fs::write(dir.path().join("workspace/a.txt"), "a").expect("a file");
     let wildness = Wildness(random.pick(&[0, 10, 40, 100]));
     let text = configuration(&mut random);
     if prints {
         println!("{wildness:?}\n{text}");
     }
-    let origin = Origin {
-        file: None,
-        dir: dir.path().to_owned(),
-        is_explicit: true,
-    };
-    let config = Config::parse(&text, &origin).unwrap_or_else(|error| panic!("{error:?}\n{text}"));
-    let mut world = World {
-        seed,
-        config: Arc::new(config),
-        wildness,
-        twist,
-        ledger: Arc::new(Ledger::new(prints)),
-        wall_us: 1_700_000_000_000_000,
-        event_interval: random.pick(&[1, 2, 7, 61]),
-        dir,
-    };
+    let mut world = World::new(seed, &text, wildness, prints);
+    world.twist = twist;
+    world.event_interval = random.pick(&[1, 2, 7, 61]);
     let lives = random.pick(&[1, 1, 2, 2, 3]);
     for number in 1..=lives {
         let is_last = number == lives;

@@ -14,11 +14,10 @@ use super::Inner;
 use super::autonomous::{self, RoundResult};
 use super::directory::first_prompt;
 use super::plan::with_instructions;
-use super::slot_demand::{SlotDemand, WaitTicket};
 use super::stream_events;
 use marshal_fleet::{
-    Conversation, ConversationUpdate, OpenError, PromptError, STOPPED_UNSENT, SubmitError,
-    TaskReport,
+    Conversation, ConversationUpdate, OpenError, PromptError, STOPPED_UNSENT, SlotDemand,
+    SlotRelease, SubmitError, TaskReport,
 };
 use marshal_journal::{ChatWrite, LastTurn, StoredChat, StoredTurn, Write};
 use marshal_model::limits;
@@ -82,7 +81,8 @@ enum TurnResult {
 /// What an idle chat does next.
 enum IdleStep {
     Work,
-    Unload,
+    /// With the claim of what waits for the slot.
+    Unload(Option<SlotRelease>),
     Stopping,
 }
 
@@ -136,8 +136,9 @@ impl Actor {
             match self.wait_idle().await {
                 IdleStep::Work => {}
                 IdleStep::Stopping => return self.chats.forget(self.id()),
-                IdleStep::Unload => {
+                IdleStep::Unload(release) => {
                     self.unload().await;
+                    drop(release);
                     // A turn that arrived meanwhile is run, by this actor or by the next one.
                     if self.chats.retire(self.id(), self.seen) {
                         return;
@@ -241,10 +242,6 @@ impl Actor {
                 "the configuration no longer has [workspace.{name}]"
             ));
         };
-        // If the pool starts no tasks, no other chat needs to give up its slot.
-        let gives = || chats.fleet.is_accepting_work(&chat.pool);
-        let is_crowded = gives() && !chats.fleet.has_free_slot(&chat.pool);
-        let mut ticket: Option<WaitTicket> = is_crowded.then(|| self.slot_demand.join());
         let due = self.deadline();
         loop {
             if self.is_stopped(turn) {
@@ -258,16 +255,12 @@ impl Actor {
                 chat.model.clone(),
             );
             let mut loading = std::pin::pin!(loading);
-            let join_at = Instant::now() + limits::CHAT_SLOT_WAIT;
             let refused = loop {
                 tokio::select! {
                     loaded = &mut loading => match loaded {
                         Ok(conversation) => return LoadResult::Ready(Box::new(conversation)),
                         Err(error) => break error,
                     },
-                    () = sleep_until(join_at), if ticket.is_none() && gives() => {
-                        ticket = Some(self.slot_demand.join());
-                    }
                     changed = self.signals.changed() => {
                         if changed.is_err() || self.is_stopped(turn) {
                             return LoadResult::Stopped;
@@ -282,9 +275,8 @@ impl Actor {
                 OpenError::NoSlot(why) if chats.fleet.is_parked(&chat.pool) => {
                     return LoadResult::Failed(why);
                 }
-                // Another chat took the slot that was given up. This one has waited long enough.
+                // This one has waited long enough.
                 OpenError::NoSlot(_) => {
-                    ticket = None;
                     if began.elapsed() >= limits::CHAT_RETRY_MAX {
                         self.tries = 0;
                     }
@@ -450,23 +442,21 @@ impl Actor {
         };
         // Even a busy chat leaves a slot that receives no more tasks.
         let leaves = conversation.must_release_slot();
-        if !conversation.is_released() && (leaves || self.should_yield_slot().await) {
-            self.unload().await;
+        if !conversation.is_released() {
+            let release = self.claim_release().await;
+            if leaves || release.is_some() {
+                self.unload().await;
+            }
         }
         true
     }
 
-    /// Whether the chat gives up its slot for another one: not while it has a command in the
-    /// background.
-    async fn should_yield_slot(&self) -> bool {
-        if !self.slot_demand.try_claim_release() {
-            return false;
-        }
+    /// Claims the release of the chat's slot for what waits for one: not while the chat has a command
+    /// in the background.
+    async fn claim_release(&self) -> Option<SlotRelease> {
+        let release = self.slot_demand.try_release()?;
         let is_busy = self.has_live_commands().await;
-        if is_busy {
-            self.slot_demand.cancel_release();
-        }
-        !is_busy
+        (!is_busy).then_some(release)
     }
 
     /// Ends a turn that no agent received: its row and its event.
@@ -533,9 +523,9 @@ impl Actor {
         // ends.
         let mut busy: Option<watch::Receiver<u64>> = None;
         loop {
-            let queue = Arc::clone(&self.slot_demand);
+            let demand = Arc::clone(&self.slot_demand);
             let Some(conversation) = &mut self.conversation else {
-                return IdleStep::Unload;
+                return IdleStep::Unload(None);
             };
             tokio::select! {
                 changed = self.signals.changed() => {
@@ -555,17 +545,16 @@ impl Actor {
                 },
                 () = sleep_until(until) => {
                     if !self.has_live_commands().await {
-                        return IdleStep::Unload;
+                        return IdleStep::Unload(None);
                     }
                     until = Instant::now() + idle_time.min(COMMAND_CHECK_INTERVAL);
                 }
-                () = queue.wait_until_wanted(), if busy.is_none() => {
+                release = demand.wait_until_wanted(), if busy.is_none() => {
                     // Subscribe before the check, so that no end is missed.
                     let tap = self.chats.fleet.follow(&self.chat.session);
                     if !self.has_live_commands().await {
-                        return IdleStep::Unload;
+                        return IdleStep::Unload(Some(release));
                     }
-                    queue.cancel_release();
                     busy = Some(tap);
                 }
                 () = wait_grown(busy.as_mut()), if busy.is_some() => {

@@ -20,10 +20,9 @@ mod idempotency;
 mod live_config;
 mod plan;
 mod readers;
-mod slot_demand;
 mod stream_events;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -48,7 +47,6 @@ use marshal_model::{
 };
 use plan::ActivePlans;
 use readers::Readers;
-use slot_demand::SlotDemand;
 
 /// The number of locks under which chats accept messages, so that two messages of a chat never get
 /// the same sequence.
@@ -83,7 +81,6 @@ pub(crate) struct Inner {
     /// Separate readers for streams, so that many subscribers do not delay turns.
     stream_readers: Readers,
     actors: Mutex<HashMap<SessionId, watch::Sender<ActorSignals>>>,
-    slot_demands: BTreeMap<PoolName, Arc<SlotDemand>>,
     hubs: Mutex<HashMap<SessionId, Weak<Hub>>>,
     chat_locks: Vec<tokio::sync::Mutex<()>>,
     /// The plans with a running coordinator.
@@ -104,15 +101,12 @@ impl Chats {
     #[must_use]
     pub fn new(fleet: FleetHandle) -> Self {
         let config = fleet.config().clone();
-        let pools = config.pools.iter().map(|pool| pool.name.clone());
-        let slot_demands = pools.map(|pool| (pool, SlotDemand::new())).collect();
         Self(Arc::new(Inner {
             readers: Readers::new(fleet.journal().clone()),
             stream_readers: Readers::new(fleet.journal().clone()),
             fleet,
             config: LiveConfig::new(config),
             actors: Mutex::default(),
-            slot_demands,
             hubs: Mutex::default(),
             chat_locks: (0..STRIPES)
                 .map(|_| tokio::sync::Mutex::default())
@@ -502,7 +496,7 @@ impl Inner {
 
     /// Checks whether the chat could get an actor.
     fn check_capacity(&self, chat: &SessionId, pool: &PoolName) -> Result<(), ChatError> {
-        if !self.slot_demands.contains_key(pool) {
+        if self.fleet.slot_demand(pool).is_none() {
             return Err(ChatError::Unavailable(format!(
                 "the configuration no longer has the pool {pool}: the chat waits until it is added again"
             )));
@@ -521,7 +515,7 @@ impl Inner {
         if self.stop.is_cancelled() {
             return;
         }
-        let Some(queue) = self.slot_demands.get(&chat.pool).cloned() else {
+        let Some(slot_demand) = self.fleet.slot_demand(&chat.pool) else {
             let (chat, pool) = (&chat.session, &chat.pool);
             tracing::error!(%chat, %pool, "a chat waits: the configuration has no such pool");
             return;
@@ -538,7 +532,7 @@ impl Inner {
         let actor = Actor {
             chats: Arc::clone(self),
             chat,
-            slot_demand: queue,
+            slot_demand,
             signals: wants,
             seen: ActorSignals::default(),
             conversation: None,

@@ -17,9 +17,11 @@ use tokio::sync::oneshot;
 
 use super::ActiveTask;
 use super::ending::end_unstarted;
+use super::shares::WorkKind;
 use super::slot::{RetainedSession, Slot};
 use super::state::PoolState;
 use crate::approver::{ApprovalSender, ApproverReply};
+use crate::clock;
 use crate::conversation::{OpenError, SlotGrant};
 use crate::session::{ChatArgs, ConversationArgs, SessionMsg, StoredSession, Work};
 use crate::setting_reply::SettingReply;
@@ -335,6 +337,7 @@ impl PoolState {
             }
             slot.retained = None;
             self.conversation_count -= 1;
+            self.shares.end(WorkKind::Conversation, clock::now());
             let conversation = slot.conversation.take();
             let waiters = conversation.and_then(|of_slot| of_slot.leave_waiters);
             let id = slot.id.clone();
@@ -360,6 +363,10 @@ impl PoolState {
                 self.slot_requests.push_front(request);
                 break;
             };
+            if self.assign_fairly(u16::try_from(at).unwrap_or(u16::MAX)) {
+                self.slot_requests.push_front(request);
+                continue;
+            }
             self.attach_conversation(at, request);
         }
         self.end_unworkable_prompts(closing);
@@ -402,6 +409,7 @@ impl PoolState {
             return;
         };
         self.conversation_count += 1;
+        self.shares.begin(WorkKind::Conversation, clock::now());
         let id = slot.id.clone();
         let (session, granted) = (request.session.clone(), request.session.clone());
         slot.conversation = Some(SlotConversation {

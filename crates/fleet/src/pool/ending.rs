@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::PoolMsg;
+use super::shares::WorkKind;
 use super::slot::RetainedSession;
 use super::state::PoolState;
 use super::task::{self, ActiveTask};
@@ -40,6 +41,9 @@ impl PoolState {
             task.sent += 1;
         }
         let slot_id = slot.id.clone();
+        if slot.conversation.is_none() {
+            self.shares.end(WorkKind::Task, clock::now());
+        }
         let code = attempt.end.as_ref().and_then(|end| end.status);
         let idle = attempt.idle_session.as_ref();
         self.shared.slots.update(&slot_id, |view| {

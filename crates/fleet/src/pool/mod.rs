@@ -12,6 +12,7 @@ mod operator;
 mod queue;
 mod rate_limit;
 mod session_lifecycle;
+mod shares;
 mod slot;
 mod state;
 mod task;
@@ -26,12 +27,14 @@ use tokio::sync::oneshot;
 pub(crate) use conversations::{ConversationMsg, SlotRequest};
 pub(crate) use operator::OperatorRequest;
 use queue::Queue;
+use shares::Shares;
 use slot::{RetainedSession, Slot};
 use state::PoolState;
 pub(crate) use task::{ActiveTask, OpenTasks, PriorAttempts, RunSummary, may_be_sent_again};
 
 use super::Stop;
 use super::channel::ChannelEnd;
+use super::clock;
 use super::operator::OperatorResult;
 use super::session::{Attempt, IdleSession, SessionRef, StoredSession};
 use super::setup::{PoolShared, Shared};
@@ -175,6 +178,7 @@ impl Actor for Pool {
             stored,
         } = args;
         let limits = pool.config.rate_limit;
+        let shares = Shares::new(pool.config.shares, clock::now());
         let mut memory = memory.into_iter();
         let mut slots: Vec<Slot> = (0..pool.config.max_size)
             .map(|index| Slot::new(&pool.config, index, memory.next().unwrap_or_default()))
@@ -190,6 +194,7 @@ impl Actor for Pool {
             pool,
             slots,
             queue: Queue::default(),
+            shares,
             blocked: Vec::new(),
             pause: Pause::new(limits),
             probe: None,

@@ -1,9 +1,9 @@
-//! The queue of a pool: tasks that wait for a slot, ordered by priority, then by arrival.
+//! The queue of a pool: tasks that wait for a slot, ordered by their rank. That is the time of their
+//! arrival, moved by the priority, so that a task waits only for those that came little later.
 //!
 //! Counts the tasks by run, so that a long queue is not searched while no run in it has a free job.
 //! Must not know slots.
 
-use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -31,16 +31,16 @@ impl Queue {
         self.tasks.front()
     }
 
-    /// Adds tasks, each behind all queued tasks of the same or a higher priority.
+    /// Adds tasks by their rank.
     pub(super) fn extend(&mut self, tasks: impl IntoIterator<Item = ActiveTask>) {
         let mut tasks: Vec<ActiveTask> = tasks.into_iter().collect();
-        tasks.sort_by_key(|task| Reverse(task.spec.priority));
+        tasks.sort_by_key(|task| task.rank);
         for task in &tasks {
             self.count(task);
         }
         let Some(first) = tasks.first() else { return };
         let last = self.tasks.back();
-        if last.is_none_or(|last| last.spec.priority >= first.spec.priority) {
+        if last.is_none_or(|last| last.rank <= first.rank) {
             self.tasks.extend(tasks);
             return;
         }
@@ -48,7 +48,7 @@ impl Queue {
         let mut waiting = std::mem::take(&mut self.tasks).into_iter().peekable();
         self.tasks.reserve(waiting.len() + tasks.len());
         for task in tasks {
-            let before = |other: &ActiveTask| other.spec.priority >= task.spec.priority;
+            let before = |other: &ActiveTask| other.rank <= task.rank;
             while let Some(earlier) = waiting.next_if(before) {
                 self.tasks.push_back(earlier);
             }
@@ -57,12 +57,19 @@ impl Queue {
         self.tasks.extend(waiting);
     }
 
-    /// Adds a task before all queued tasks of the same or a lower priority.
+    /// Adds a task before all queued tasks of the same or a higher rank.
     pub(super) fn push_front(&mut self, task: ActiveTask) {
         self.count(&task);
-        let higher = |other: &ActiveTask| other.spec.priority > task.spec.priority;
-        let at = self.tasks.partition_point(higher);
+        let earlier = |other: &ActiveTask| other.rank < task.rank;
+        let at = self.tasks.partition_point(earlier);
         self.tasks.insert(at, task);
+    }
+
+    /// How many tasks wait only for a slot.
+    pub(super) fn startable(&self) -> usize {
+        let ready = self.ready.values();
+        let ready = ready.filter(|(open, _)| open.has_free_job());
+        ready.map(|(_, tasks)| tasks).sum()
     }
 
     /// Removes and returns all tasks.
@@ -252,16 +259,20 @@ mod tests {
     #[test]
     fn what_has_more_priority_comes_first_and_the_rest_in_its_order() {
         let open = open("one", None);
+        let arrived = std::cell::Cell::new(0);
         let with = |id: &str, priority: i8| {
             let mut task = task(&open, id);
-            task.spec.priority = priority;
+            arrived.set(arrived.get() + 1);
+            task.rank = arrived.get() - i64::from(priority) * 1_000;
             task
         };
         let mut queue = Queue::default();
         queue.extend([with("a", 0), with("b", 5), with("c", 0)]);
         queue.extend([with("d", 100), with("e", -1), with("f", 0), with("g", 5)]);
-        // A task that returns is the first of its priority.
-        queue.push_front(with("z", 0));
+        // A task that returns goes before those that arrived with it.
+        let mut returns = with("z", 0);
+        returns.rank = 0;
+        queue.push_front(returns);
         let found = queue.take_all_if(|task| task.spec.id.as_str() == "c");
         assert_eq!(ids(found), ["c"]);
         queue.extend([with("h", 1)]);

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use super::ending::end_unstarted;
 use super::queue::Queue;
+use super::shares::{Shares, WorkKind};
 use super::slot::{Assignment, RetainedSession, Slot};
 use super::{ActiveTask, PoolMsg, SlotRequest};
 use crate::clock::{self, now_us};
@@ -29,6 +30,8 @@ pub(crate) struct PoolState {
     pub(super) pool: Arc<PoolShared>,
     pub(super) slots: Vec<Slot>,
     pub(super) queue: Queue,
+    /// Who gets the next free slot while tasks and conversations wait.
+    pub(super) shares: Shares,
     /// Tasks whose dependencies are not all done.
     pub(super) blocked: Vec<ActiveTask>,
     /// The pause because of the provider's rate limits.
@@ -142,6 +145,8 @@ impl PoolState {
 
     /// Assigns queued tasks to free slots; ends tasks that no slot can run.
     pub(super) fn schedule(&mut self) {
+        self.pause.advance(clock::now());
+        self.note_waiting();
         self.schedule_conversations();
         let is_parked = |slot: &Slot| slot.state == SlotState::Parked;
         let width = usize::from(self.pool.width());
@@ -153,16 +158,50 @@ impl PoolState {
             self.park_if_budget_spent();
             self.assign_tasks();
         }
+        let waiting = self.note_waiting();
+        self.pool.slot_demand.set_waiting(waiting);
         self.close_unneeded_sessions();
         self.queue.shrink();
         let oldest = self.queue.front().map(|task| task.queued);
         self.pool.set_oldest_queued(oldest);
     }
 
+    /// How many tasks could begin now if slots were free.
+    fn startable_tasks(&self) -> usize {
+        match self.pause.may_start() {
+            _ if self.is_draining || !self.pool.is_slot_enabled(0) => 0,
+            MayStart::None => 0,
+            MayStart::Probe => self.queue.startable().min(1),
+            _ => self.queue.startable(),
+        }
+    }
+
+    /// Notes which kinds of work wait for a slot; returns how much does.
+    fn note_waiting(&mut self) -> usize {
+        let (tasks, conversations) = (self.startable_tasks(), self.slot_requests.len());
+        let now = clock::now();
+        self.shares.set_waiting(tasks > 0, conversations > 0, now);
+        tasks + conversations
+    }
+
+    /// Gives a free slot, for which a conversation waits, to a task whose turn it is; `false` if it is
+    /// the conversation's.
+    pub(super) fn assign_fairly(&mut self, index: u16) -> bool {
+        if self.shares.next() == WorkKind::Conversation || self.startable_tasks() == 0 {
+            return false;
+        }
+        match self.next_task_for(index) {
+            Some(task) => {
+                self.assign(index, task);
+                true
+            }
+            None => false,
+        }
+    }
+
     /// Assigns work to each free slot: its next prompt if it belongs to a conversation, otherwise
     /// the first suitable task of the queue.
     fn assign_tasks(&mut self) {
-        self.pause.advance(clock::now());
         for index in 0..self.pool.config.max_size {
             if self.queue.is_empty() && self.conversation_count == 0 {
                 break;
@@ -183,7 +222,10 @@ impl PoolState {
         }
     }
 
-    fn assign(&mut self, index: u16, mut task: ActiveTask) {
+    pub(super) fn assign(&mut self, index: u16, mut task: ActiveTask) {
+        if self.slots[usize::from(index)].conversation.is_none() {
+            self.shares.begin(WorkKind::Task, clock::now());
+        }
         let slot = &mut self.slots[usize::from(index)];
         let mut retained = slot.retained.take();
         let mut session = None;

@@ -19,6 +19,7 @@ use crate::fleet_event::{FileChange, TaskReport};
 use crate::notification::Notification;
 use crate::session::{Attempt, CheckResult, Tally, outcome};
 use crate::task_dependencies::TaskDependency;
+use marshal_model::limits::PRIORITY_STEP;
 use marshal_model::{
     PermissionRequestId, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec, UntrustedText,
 };
@@ -35,6 +36,8 @@ pub(crate) struct ActiveTask {
     /// Counts the open tasks of its run, to tell when the run ends.
     pub(crate) open_tasks: Arc<OpenTasks>,
     pub(crate) queued: Instant,
+    /// Its place in the queue: its arrival in microseconds, moved by its priority.
+    pub(crate) rank: i64,
     pub(crate) first_assigned: Option<Instant>,
     /// Its run was cancelled: it is not sent again.
     pub(crate) cancelled: bool,
@@ -71,6 +74,7 @@ impl ActiveTask {
         open_tasks: Arc<OpenTasks>,
     ) -> Self {
         Self {
+            rank: rank(clock::now_us(), spec.priority),
             run,
             spec,
             attempts,
@@ -117,6 +121,7 @@ impl ActiveTask {
 
     /// Sets the state that earlier starts of the supervisor left.
     pub(crate) fn with_prior_attempts(mut self, past: PriorAttempts) -> Self {
+        self.rank = rank(past.queued_at_us, self.spec.priority);
         self.sent = past.sent;
         self.lost = past.lost;
         self.tally = past.tally;
@@ -181,6 +186,13 @@ impl ActiveTask {
     }
 }
 
+/// The place in the queue of a task that arrived at this time. A level of priority is worth
+/// [`PRIORITY_STEP`] of waiting.
+fn rank(arrived_us: i64, priority: i8) -> i64 {
+    let step = i64::try_from(PRIORITY_STEP.as_micros()).unwrap_or(i64::MAX);
+    arrived_us - i64::from(priority) * step
+}
+
 /// Whether a prompt that was sent this often, with so many of them lost in a crash, may be sent
 /// again. The first crash does not count against the attempts.
 pub(crate) fn may_be_sent_again(sent: u32, lost: u32, attempts: u32) -> bool {
@@ -190,6 +202,8 @@ pub(crate) fn may_be_sent_again(sent: u32, lost: u32, attempts: u32) -> bool {
 /// A task's state from earlier starts of the supervisor.
 #[derive(Debug, Default)]
 pub(crate) struct PriorAttempts {
+    /// When it was queued first.
+    pub(crate) queued_at_us: i64,
     /// How often its prompt was sent.
     pub(crate) sent: u32,
     /// How often it was lost in a crash, with the end of the supervisor.

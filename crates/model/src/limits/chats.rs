@@ -118,9 +118,6 @@ pub const CHAT_READERS: usize = 4;
 /// Bytes of a turn's text that its last event repeats: the end of it.
 pub const CHAT_ANSWER_BYTES: usize = 64 << 10;
 
-/// How long a chat waits for a slot before those of its pool that are idle are asked to give one up.
-pub const CHAT_SLOT_WAIT: Duration = Duration::from_millis(250);
-
 /// How long it waits before it asks again for a slot, or for a journal that takes nothing now.
 pub const CHAT_RETRY: Duration = Duration::from_millis(500);
 

@@ -9,6 +9,8 @@ pub const RUN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Tasks that wait in one pool's queue.
 pub const POOL_QUEUE: usize = 100_000;
+/// How much longer a task may wait for each level of priority that a later one has more.
+pub const PRIORITY_STEP: Duration = Duration::from_secs(60);
 
 /// Bytes of a task file, and of a prompt.
 pub const TASK_FILE_BYTES: usize = 64 << 20;
