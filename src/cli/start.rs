@@ -28,6 +28,7 @@ use marshal_sandbox::state_dir::{StateDir, StateError};
 use marshal_sandbox::uids::{SlotUids, Sources, UidError};
 use marshal_sandbox::workspace::sweep::{self, SessionLookup, SweepTime};
 use marshal_store::StoreError;
+use marshal_telemetry::event::process::TaskPanicked;
 use marshal_telemetry::{BuildInfo, Exporter, InstallError, SlotSample, UsageSample};
 
 /// How often histograms are aggregated. Until then the recorder keeps every observation, and there
@@ -235,6 +236,9 @@ pub async fn start(
     let policies = policies::load_policies(&config)?;
     let extractors = extractors(&config)?;
     raise_descriptor_limit();
+    // First: what was counted before is lost.
+    let exporter = Exporter::install(BUILD)?;
+    count_panics();
     let journal = open_journal(&config, state.path())?;
     let spawner = Spawner::start(crate::BUILD).map_err(StartFailure::Spawner)?;
     let is_walled = preflight::sandboxed_profiles(&config).next().is_some();
@@ -255,7 +259,6 @@ pub async fn start(
     let is_daemon = go_on == ResumeScope::All;
     let mask = Arc::new(secrets::mask(&config, |name| std::env::var_os(name)));
     let config = Arc::new(config);
-    let exporter = Exporter::install(BUILD)?;
     let state = Arc::new(state);
     sweep_copies(
         &state,
@@ -314,6 +317,21 @@ const BUILD: BuildInfo = BuildInfo {
         None => "unknown",
     },
 };
+
+/// Counts panics and logs them, besides what the standard library prints.
+fn count_panics() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let thread = std::thread::current();
+        let failure = info.to_string();
+        TaskPanicked {
+            task: thread.name().unwrap_or("?"),
+            failure: &failure,
+        }
+        .emit();
+        print(info);
+    }));
+}
 
 /// Raises the limit of open files to the maximum: each child needs four descriptors. Children get
 /// the limit of their profile.

@@ -394,16 +394,12 @@ string_enum!(
 string_enum!(
     /// The actors.
     ActorKind {
-        /// The fleet, the root of all actors.
-        Fleet = "fleet",
         /// A pool.
         Pool = "pool",
         /// A session.
         Session = "session",
         /// A channel.
         Channel = "channel",
-        /// The open approvals.
-        Approvals = "approvals",
     }
 );
 

@@ -119,9 +119,9 @@ struct Chats {
     longest: Duration,
 }
 
-fn task(id: String, priority: i8) -> TaskSpec {
+fn task(id: &str, priority: i8) -> TaskSpec {
     TaskSpec {
-        id: TaskId::new(&id).expect("an id"),
+        id: TaskId::new(id).expect("an id"),
         prompt: format!("run-1/{id} work").into(),
         pool: Some(pool()),
         workspace: None,
@@ -139,9 +139,9 @@ fn task(id: String, priority: i8) -> TaskSpec {
 async fn submit(fleet: FleetHandle) {
     for batch in 0.. {
         let run = RunId::new(&format!("tasks-{batch}")).expect("an id");
-        let mut tasks: Vec<_> = (0..60).map(|n| task(format!("t{batch}-{n}"), 5)).collect();
+        let mut tasks: Vec<_> = (0..60).map(|n| task(&format!("t{batch}-{n}"), 5)).collect();
         if batch == 0 {
-            tasks.push(task("lowest".to_owned(), 0));
+            tasks.push(task("lowest", 0));
         }
         let mut reports = fleet.submit(run, "run", tasks).await.expect("accepted");
         // The next ones come before the last ones begin.
@@ -210,9 +210,10 @@ async fn watch(world: Arc<World>, seed: u64) -> Seen {
         load.abort();
     }
     seen.longest_chat = chats.lock().expect("a lock").longest;
-    seen.lowest = match lowest.is_finished() {
-        true => lowest.await.ok(),
-        false => None,
+    seen.lowest = if lowest.is_finished() {
+        lowest.await.ok()
+    } else {
+        None
     };
     fleet.stop(Stop::Kill).await;
     drop(fleet);

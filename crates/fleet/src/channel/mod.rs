@@ -47,6 +47,8 @@ use marshal_model::{Event, SessionId, SlotId};
 use marshal_proxy::egress_proxy::EgressRecord;
 use marshal_proxy::model_proxy::{ModelProxy, RateLimitWatch, UsageMeter};
 use marshal_proxy::tool_server::{Socket, ToolCallEvent};
+use marshal_telemetry::event::process::LiveActor;
+use marshal_telemetry::labels::ActorKind;
 
 /// The messages of a Channel.
 #[derive(Debug)]
@@ -244,6 +246,7 @@ async fn bind_tool_socket(
 
 /// Runs until the end is reported, or the handle is dropped.
 async fn run(mut state: Box<ChannelState>, mut mailbox: Mailbox<ChannelMsg>, myself: ChannelRef) {
+    let _alive = LiveActor::new(ActorKind::Channel);
     while let Some(message) = poll_fn(|context| state.poll_next(&mut mailbox, context)).await {
         if state.handle_message(message, &myself) {
             return;

@@ -42,6 +42,8 @@ use super::slot_history::SlotHistory;
 use marshal_dialect::lifecycle::pause::Pause;
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_model::{PermissionRequestId, RunId, SessionId};
+use marshal_telemetry::event::process::LiveActor;
+use marshal_telemetry::labels::ActorKind;
 
 /// The messages to a Pool.
 #[derive(Debug)]
@@ -190,6 +192,7 @@ impl Actor for Pool {
         }
         Ok(PoolState {
             myself,
+            _alive: LiveActor::new(ActorKind::Pool),
             shared,
             pool,
             slots,

@@ -21,11 +21,13 @@ use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::Write;
 use marshal_model::{RunId, SessionId, SlotState};
 use marshal_telemetry::event::child::SlotStateChanged;
+use marshal_telemetry::event::process::LiveActor;
 use marshal_telemetry::event::task::{TaskLocation, TaskStarted};
 
 /// The state of a Pool.
 pub(crate) struct PoolState {
     pub(super) myself: ActorRef<PoolMsg>,
+    pub(super) _alive: LiveActor,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,
     pub(super) slots: Vec<Slot>,
@@ -172,7 +174,7 @@ impl PoolState {
             _ if self.is_draining || !self.pool.is_slot_enabled(0) => 0,
             MayStart::None => 0,
             MayStart::Probe => self.queue.startable().min(1),
-            _ => self.queue.startable(),
+            MayStart::All => self.queue.startable(),
         }
     }
 

@@ -96,6 +96,8 @@ use marshal_model::{
 };
 use marshal_policy::delegation;
 use marshal_sandbox::workspace::Manifest;
+use marshal_telemetry::event::process::LiveActor;
+use marshal_telemetry::labels::ActorKind;
 use marshal_telemetry::log::session_span;
 
 /// An event from a Channel, in the order in which it happened.
@@ -353,6 +355,7 @@ pub(crate) fn start(args: SessionArgs) -> SessionRef {
 
 /// Runs until the session has ended, or its pool has.
 async fn run(args: Box<SessionArgs>, myself: SessionRef, mut mailbox: Mailbox<SessionMsg>) {
+    let _alive = LiveActor::new(ActorKind::Session);
     let mut state = new_state(*args, myself);
     while let Some(message) = poll_fn(|context| mailbox.poll_next(context)).await {
         let span = session_span(&state.work.session, &state.work.slot);

@@ -6,47 +6,36 @@ use crate::labels::ActorKind;
 use crate::meters::{counter, gauge, histogram};
 use crate::names;
 
-/// An actor started.
+/// A live actor. Dropping it means that the actor has ended, or has panicked.
 #[derive(Debug)]
-pub struct ActorStarted {
-    /// The actor's kind.
-    pub kind: ActorKind,
-}
+pub struct LiveActor(ActorKind);
 
-impl ActorStarted {
-    /// Counts as alive.
-    pub fn emit(self) {
-        gauge(&names::ACTORS, &[self.kind.as_str()]).increment(1.0);
+impl LiveActor {
+    /// Counts an actor as alive.
+    #[must_use]
+    pub fn new(kind: ActorKind) -> Self {
+        gauge(&names::ACTORS, &[kind.as_str()]).increment(1.0);
+        Self(kind)
     }
 }
 
-/// An actor ended.
-#[derive(Debug)]
-pub struct ActorEnded<'a> {
-    /// The actor's kind.
-    pub kind: ActorKind,
-    /// The panic message or the error of its handler; `None` after a normal end.
-    pub failure: Option<&'a str>,
-}
-
-impl ActorEnded<'_> {
-    /// Counts as gone, and logs a failure.
-    pub fn emit(self) {
-        let kind = self.kind.as_str();
+impl Drop for LiveActor {
+    fn drop(&mut self) {
+        let kind = self.0.as_str();
         gauge(&names::ACTORS, &[kind]).decrement(1.0);
-        if let Some(failure) = self.failure {
+        if std::thread::panicking() {
             counter(&names::ACTOR_PANICS, &[kind]).increment(1);
-            tracing::error!(kind, failure, "actor failed");
+            tracing::error!(kind, "an actor panicked");
         }
     }
 }
 
-/// A background task panicked.
+/// A task or a thread panicked.
 #[derive(Debug)]
 pub struct TaskPanicked<'a> {
-    /// The task's purpose.
+    /// The name of the thread.
     pub task: &'a str,
-    /// The panic message or the error.
+    /// The panic message and its place.
     pub failure: &'a str,
 }
 
@@ -54,11 +43,7 @@ impl TaskPanicked<'_> {
     /// Logs and counts.
     pub fn emit(self) {
         counter(&names::TASK_PANICS, &[]).increment(1);
-        tracing::error!(
-            task = self.task,
-            failure = self.failure,
-            "background task panicked"
-        );
+        tracing::error!(task = self.task, failure = self.failure, "a task panicked");
     }
 }
 

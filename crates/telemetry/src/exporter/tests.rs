@@ -279,15 +279,11 @@ fn emit_everything() {
         error: Some(EvaluationError::TooLarge),
     }
     .emit();
-    process::ActorStarted {
-        kind: ActorKind::Session,
-    }
-    .emit();
-    process::ActorEnded {
-        kind: ActorKind::Session,
-        failure: Some("x"),
-    }
-    .emit();
+    let panics = std::thread::spawn(|| {
+        let _alive = process::LiveActor::new(ActorKind::Session);
+        std::panic::resume_unwind(Box::new("on purpose"));
+    });
+    assert!(panics.join().is_err());
     process::TaskPanicked {
         task: "pump",
         failure: "x",
