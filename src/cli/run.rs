@@ -90,7 +90,7 @@ pub async fn run_local<F: Fleet>(
             let runs = StartedRuns::with_run(run.clone());
             let mut show = RunDisplay::new(order, streams, Some(&run));
             let next = format!("marshal run --continue {}", short(run.as_str()));
-            show.remainder = Some(Remainder::Command(next, Arc::clone(&runs)));
+            show.remainder = Some(Remainder::Command(next));
             let control = LocalControl {
                 fleet: fleet.clone(),
                 runs,
@@ -521,8 +521,8 @@ async fn show_items(
 
 /// What goes on with the tasks that a stop leaves.
 pub(super) enum Remainder {
-    /// This command, once the runs were told to end.
-    Command(String, Arc<StartedRuns>),
+    /// This command.
+    Command(String),
     /// The next start of the daemon.
     Daemon,
 }
@@ -672,13 +672,11 @@ impl RunDisplay {
                 &format!("{missing} tasks are")
             };
             let text = match &self.remainder {
-                Some(Remainder::Command(next, runs)) if runs.is_cancelled() => {
-                    format!("{tasks} left; to go on: {next}")
-                }
+                Some(Remainder::Command(next)) => format!("{tasks} left; to go on: {next}"),
                 Some(Remainder::Daemon) => {
                     format!("{tasks} left, and will go on when the supervisor is started again")
                 }
-                _ => format!("error: {missing} tasks ended without a report; see the log"),
+                None => format!("error: {missing} tasks ended without a report; see the log"),
             };
             self.streams.err.line(&text);
         }

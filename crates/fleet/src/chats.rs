@@ -89,8 +89,8 @@ impl FleetHandle {
         self.resolve_directory(entry, directory).await.map(|_| ())
     }
 
-    /// Loads a chat's session into a slot, for which it waits as long as it takes. An agent that cannot load its own session gets the
-    /// earlier messages as text.
+    /// Loads a chat's session into a slot, for which it waits as long as it takes. An agent that
+    /// cannot load its own session gets the earlier messages as text.
     ///
     /// # Errors
     /// [`OpenError`]

@@ -542,7 +542,7 @@ pub(in crate::cli) async fn run_local<F: Fleet>(
         runs: Arc::clone(&work.started_runs),
     };
     let mut show = RunDisplay::new(order, streams, None);
-    show.remainder = Some(Remainder::Command(next, Arc::clone(&work.started_runs)));
+    show.remainder = Some(Remainder::Command(next));
     run(work, show, &control, signals).await
 }
 
