@@ -27,6 +27,7 @@ mod delegate;
 mod files;
 pub mod fleet_event;
 mod hooks;
+mod live_actor;
 mod mailbox;
 mod notification;
 mod operator;

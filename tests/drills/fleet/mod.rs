@@ -54,6 +54,7 @@ mod limits;
 mod listing;
 mod loaf;
 mod mcp_rules;
+mod metrics;
 mod misbehaving;
 mod native;
 mod orders;

@@ -48,7 +48,7 @@ shares = {{ tasks = {tasks}, chats = {chats} }}
 
 /// What was seen of a pool in which both kinds always wait.
 #[derive(Debug, Default)]
-struct Seen {
+struct SlotUse {
     /// Samples of slots that a kind had.
     tasks: u32,
     chats: u32,
@@ -162,7 +162,7 @@ async fn when_lowest_begins(fleet: FleetHandle, began: Instant) -> Duration {
     }
 }
 
-async fn watch(world: Arc<World>, seed: u64) -> Seen {
+async fn watch(world: Arc<World>, seed: u64) -> SlotUse {
     let state = StateDir::open(
         &world.dir.path().join("state"),
         &[world.dir.path().join("workspace")],
@@ -193,7 +193,7 @@ async fn watch(world: Arc<World>, seed: u64) -> Seen {
         let (world, chats) = (Arc::clone(&world), Arc::clone(&chats));
         loads.push(tokio::spawn(talk(fleet.clone(), world, chats)));
     }
-    let mut seen = Seen::default();
+    let mut seen = SlotUse::default();
     let time = if is_long() { TIME_LONG } else { TIME };
     while began.elapsed() < time {
         sleep(Duration::from_millis(700)).await;

@@ -35,6 +35,7 @@ pub(crate) use tools::ToolSetup;
 
 use super::clock;
 use super::credit::{CreditPermit, Credits};
+use super::live_actor::{ActorKind, LiveActor};
 use super::mailbox::{Address, Mailbox, MailboxClosed, mailbox};
 use super::program_record::{ProgramRecords, ProgramRefused};
 use super::session::{ChannelEvent, SessionRef};
@@ -47,8 +48,6 @@ use marshal_model::{Event, SessionId, SlotId};
 use marshal_proxy::egress_proxy::EgressRecord;
 use marshal_proxy::model_proxy::{ModelProxy, RateLimitWatch, UsageMeter};
 use marshal_proxy::tool_server::{Socket, ToolCallEvent};
-use marshal_telemetry::event::process::LiveActor;
-use marshal_telemetry::labels::ActorKind;
 
 /// The messages of a Channel.
 #[derive(Debug)]

@@ -35,6 +35,7 @@ pub(crate) use task::{ActiveTask, OpenTasks, PriorAttempts, RunSummary, may_be_s
 use super::Stop;
 use super::channel::ChannelEnd;
 use super::clock;
+use super::live_actor::{ActorKind, LiveActor};
 use super::operator::OperatorResult;
 use super::session::{Attempt, IdleSession, SessionRef, StoredSession};
 use super::setup::{PoolShared, Shared};
@@ -42,8 +43,6 @@ use super::slot_history::SlotHistory;
 use marshal_dialect::lifecycle::pause::Pause;
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_model::{PermissionRequestId, RunId, SessionId};
-use marshal_telemetry::event::process::LiveActor;
-use marshal_telemetry::labels::ActorKind;
 
 /// The messages to a Pool.
 #[derive(Debug)]

@@ -230,6 +230,7 @@ mod tests {
         assert_eq!(next(&mut queue).1, 0);
         // A task that waits for an approval is looked at, and nothing behind it.
         let mut asking = task(&full, "approvals");
+        asking.rank = 0;
         asking.awaits_approval = Some((PermissionRequestId::new("a-1").expect("an id"), 0));
         queue.push_front(asking);
         assert_eq!(next(&mut queue).1, 1);

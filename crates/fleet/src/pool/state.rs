@@ -13,6 +13,7 @@ use super::slot::{Assignment, RetainedSession, Slot};
 use super::{ActiveTask, PoolMsg, SlotRequest};
 use crate::clock::{self, now_us};
 use crate::fleet_event::FleetEvent;
+use crate::live_actor::LiveActor;
 use crate::session::{Attempt, PromptFiles, SessionMsg, SessionRef, Work};
 use crate::setup::{PoolShared, Shared};
 use marshal_dialect::lifecycle;
@@ -21,7 +22,6 @@ use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::Write;
 use marshal_model::{RunId, SessionId, SlotState};
 use marshal_telemetry::event::child::SlotStateChanged;
-use marshal_telemetry::event::process::LiveActor;
 use marshal_telemetry::event::task::{TaskLocation, TaskStarted};
 
 /// The state of a Pool.
@@ -171,7 +171,6 @@ impl PoolState {
     /// How many tasks could begin now if slots were free.
     fn startable_tasks(&self) -> usize {
         match self.pause.may_start() {
-            _ if self.is_draining || !self.pool.is_slot_enabled(0) => 0,
             MayStart::None => 0,
             MayStart::Probe => self.queue.startable().min(1),
             MayStart::All => self.queue.startable(),
@@ -180,7 +179,9 @@ impl PoolState {
 
     /// Notes which kinds of work wait for a slot; returns how much does.
     fn note_waiting(&mut self) -> usize {
-        let (tasks, conversations) = (self.startable_tasks(), self.slot_requests.len());
+        let is_open = !self.is_draining && self.pool.is_slot_enabled(0);
+        let conversations = if is_open { self.slot_requests.len() } else { 0 };
+        let tasks = if is_open { self.startable_tasks() } else { 0 };
         let now = clock::now();
         self.shares.set_waiting(tasks > 0, conversations > 0, now);
         tasks + conversations

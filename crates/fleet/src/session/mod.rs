@@ -82,6 +82,7 @@ use super::channel::ChannelEnd;
 use super::commands::{CommandReply, CommandRequest};
 use super::credit::CreditPermit;
 use super::files::ObservedFile;
+use super::live_actor::{ActorKind, LiveActor};
 use super::mailbox::{Address, Mailbox, mailbox};
 use super::pool::PoolMsg;
 use super::setting_reply::SettingReply;
@@ -96,8 +97,6 @@ use marshal_model::{
 };
 use marshal_policy::delegation;
 use marshal_sandbox::workspace::Manifest;
-use marshal_telemetry::event::process::LiveActor;
-use marshal_telemetry::labels::ActorKind;
 use marshal_telemetry::log::session_span;
 
 /// An event from a Channel, in the order in which it happened.

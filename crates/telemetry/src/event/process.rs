@@ -6,24 +6,35 @@ use crate::labels::ActorKind;
 use crate::meters::{counter, gauge, histogram};
 use crate::names;
 
-/// A live actor. Dropping it means that the actor has ended, or has panicked.
+/// An actor started.
 #[derive(Debug)]
-pub struct LiveActor(ActorKind);
+pub struct ActorStarted {
+    /// The actor's kind.
+    pub kind: ActorKind,
+}
 
-impl LiveActor {
-    /// Counts an actor as alive.
-    #[must_use]
-    pub fn new(kind: ActorKind) -> Self {
-        gauge(&names::ACTORS, &[kind.as_str()]).increment(1.0);
-        Self(kind)
+impl ActorStarted {
+    /// Counts as alive.
+    pub fn emit(self) {
+        gauge(&names::ACTORS, &[self.kind.as_str()]).increment(1.0);
     }
 }
 
-impl Drop for LiveActor {
-    fn drop(&mut self) {
-        let kind = self.0.as_str();
+/// An actor ended.
+#[derive(Debug)]
+pub struct ActorEnded {
+    /// The actor's kind.
+    pub kind: ActorKind,
+    /// Whether its handler panicked.
+    pub panicked: bool,
+}
+
+impl ActorEnded {
+    /// Counts as gone, and logs a panic.
+    pub fn emit(self) {
+        let kind = self.kind.as_str();
         gauge(&names::ACTORS, &[kind]).decrement(1.0);
-        if std::thread::panicking() {
+        if self.panicked {
             counter(&names::ACTOR_PANICS, &[kind]).increment(1);
             tracing::error!(kind, "an actor panicked");
         }
