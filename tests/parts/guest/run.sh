@@ -51,7 +51,10 @@ done >/tmp/tasks.jsonl
 export STATE_DIRECTORY=/var/lib/marshal
 systemctl daemon-reload
 systemctl start marshal
-until marshal ls >/dev/null 2>&1; do sleep 1; done
+for wait in $(seq 60); do
+    ! marshal ls >/dev/null 2>&1 || break
+    sleep 1
+done
 marshal run --quiet /tmp/tasks.jsonl >/tmp/client 2>&1 &
 sleep 6
 for pause in 3 7 5; do
@@ -66,6 +69,7 @@ done
 systemctl stop marshal
 cat /tmp/client
 systemctl show marshal -p Result -p ExecMainStatus
+journalctl -u marshal -o cat | tail -n 30
 marshal --json report
 echo "== root: ended with $?"
 echo "== end"
