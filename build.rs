@@ -1,5 +1,5 @@
-//! Two things that cargo cannot say in its manifest: which build this is, and how the small helper
-//! binary is linked.
+//! Two things that cargo cannot say in its manifest: which build this is, of which revision and by
+//! which compiler, and how the small helper binary is linked.
 //!
 //! `marshal-shim` is started two to four times for every agent, so its start-up counts: linked
 //! statically and to a fixed address it has neither a loader's work nor relocations. Only it is:
@@ -54,6 +54,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     say(&format!("rustc-env=MARSHAL_BUILD={:016x}", hash.finish()));
 
+    // As whoever packages it says, or as git does.
+    say("rerun-if-env-changed=MARSHAL_REVISION");
+    if let Some(revision) = env::var("MARSHAL_REVISION").ok().or_else(revision) {
+        say(&format!("rustc-env=MARSHAL_REVISION={revision}"));
+    }
+    if let Some(version) = line_of(&env::var("RUSTC")?, &["--version"]) {
+        say(&format!("rustc-env=MARSHAL_RUSTC={version}"));
+    }
+
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|found| found == value);
     let is_gnu = is("CARGO_CFG_TARGET_OS", "linux") && is("CARGO_CFG_TARGET_ENV", "gnu");
     let is_static = env::var("CARGO_CFG_TARGET_FEATURE")
@@ -63,6 +72,33 @@ fn main() -> Result<(), Box<dyn Error>> {
         link_statically(&PathBuf::from(env::var("OUT_DIR")?))?;
     }
     Ok(())
+}
+
+/// The commit that is checked out, or the one that was packaged.
+fn revision() -> Option<String> {
+    let packaged = fs::read_to_string(".cargo_vcs_info.json").ok();
+    let packaged = packaged
+        .as_deref()
+        .and_then(|text| text.split("\"sha1\": \"").nth(1));
+    if let Some(sha1) = packaged.and_then(|rest| rest.split('"').next()) {
+        return Some(sha1.chars().take(12).collect());
+    }
+    // Another repository may be around this one.
+    if !Path::new(".git").exists() {
+        return None;
+    }
+    let moves = line_of("git", &["rev-parse", "--git-path", "logs/HEAD"])?;
+    if Path::new(&moves).exists() {
+        say(&format!("rerun-if-changed={moves}"));
+    }
+    line_of("git", &["rev-parse", "--short=12", "HEAD"])
+}
+
+/// The line that a program prints, if it succeeds.
+fn line_of(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok()?;
+    let line = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    (output.status.success() && !line.is_empty()).then_some(line)
 }
 
 fn link_statically(out: &Path) -> io::Result<()> {

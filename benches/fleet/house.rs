@@ -17,7 +17,7 @@ use marshal_policy::Policy;
 use marshal_policy::extract::{self, Extractor};
 use marshal_sandbox::state_dir::StateDir;
 use marshal_sandbox::uids::{SlotUids, Sources};
-use marshal_telemetry::{BuildInfo, Exporter, SlotSample};
+use marshal_telemetry::{BuildInfo, Exporter, PageFormat, Samples, SlotSample};
 use tempfile::TempDir;
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinHandle;
@@ -190,8 +190,8 @@ impl House {
     /// The time that the metrics page takes.
     pub(crate) fn scrape(&self) -> Duration {
         let began = Instant::now();
-        let slots = self.fleet.slots();
-        let samples: Vec<_> = slots
+        let views = self.fleet.slots();
+        let slots = views
             .iter()
             .map(|view| SlotSample {
                 slot: &view.slot,
@@ -202,11 +202,12 @@ impl House {
                 last_exit_code: view.last_exit_code,
             })
             .collect();
-        std::hint::black_box(self.exporter.render(
-            None,
-            &samples,
-            &marshal_telemetry::UsageSample::default(),
-        ));
+        let samples = Samples {
+            slots,
+            ..Samples::default()
+        };
+        let page = self.exporter.render(PageFormat::Prometheus, &samples);
+        std::hint::black_box(page);
         began.elapsed()
     }
 

@@ -29,7 +29,7 @@ use marshal_sandbox::uids::{SlotUids, Sources, UidError};
 use marshal_sandbox::workspace::sweep::{self, SessionLookup, SweepTime};
 use marshal_store::StoreError;
 use marshal_telemetry::event::process::TaskPanicked;
-use marshal_telemetry::{BuildInfo, Exporter, InstallError, SlotSample, UsageSample};
+use marshal_telemetry::{BuildInfo, Exporter, InstallError, Samples, SlotSample, UsageSample};
 
 /// How often histograms are aggregated. Until then the recorder keeps every observation, and there
 /// can be a million of them per second.
@@ -349,38 +349,36 @@ fn raise_descriptor_limit() {
 
 /// The renderer of `/metrics`.
 fn metrics_renderer(exporter: Arc<Exporter>, fleet: FleetHandle) -> Render {
-    Arc::new(move || {
+    Arc::new(move |format| {
         let began = std::time::Instant::now();
         let process = process_stats::read()
             .inspect_err(
                 |error| tracing::debug!(%error, "cannot read the statistics of this process"),
             )
             .ok();
-        fleet.update_gauges();
-        let slots = fleet.slots();
+        let views = fleet.slots();
         let config = fleet.config();
-        let samples: Vec<_> = slots
-            .iter()
-            .map(|view| {
-                let pool = config.pool(view.slot.pool.as_str());
-                SlotSample {
-                    slot: &view.slot,
-                    agent: pool.map_or("", |pool| pool.agent.as_str()),
-                    protocol: pool.map_or("", |pool| pool.dialect.as_str()),
-                    up: view.up,
-                    start_time_seconds: view.started_at,
-                    last_exit_code: view.last_exit_code,
-                }
-            })
-            .collect();
-        let page = exporter.render(
-            process.as_ref(),
-            &samples,
-            &UsageSample {
+        let slots = views.iter().map(|view| {
+            let pool = config.pool(view.slot.pool.as_str());
+            SlotSample {
+                slot: &view.slot,
+                agent: pool.map_or("", |pool| pool.agent.as_str()),
+                protocol: pool.map_or("", |pool| pool.dialect.as_str()),
+                up: view.up,
+                start_time_seconds: view.started_at,
+                last_exit_code: view.last_exit_code,
+            }
+        });
+        let samples = Samples {
+            process,
+            pools: fleet.sample_pools(),
+            slots: slots.collect(),
+            usage: UsageSample {
                 slots: fleet.slot_usage(),
                 host: process_stats::pressure(),
             },
-        );
+        };
+        let page = exporter.render(format, &samples);
         marshal_telemetry::event::process::ScrapeServed {
             took: began.elapsed(),
         }
@@ -510,4 +508,36 @@ async fn sweep_copies(state: &Arc<StateDir>, when: SweepTime, mut working: Activ
 #[must_use]
 pub fn describe_source(source: &Source) -> String {
     format!("using {source}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use marshal_telemetry::PageFormat;
+
+    #[test]
+    fn a_panic_is_counted() {
+        let (recorder, exporter) = Exporter::build(BUILD).expect("a recorder");
+        metrics::with_local_recorder(&recorder, || {
+            count_panics();
+            let panicked = std::panic::catch_unwind(|| panic!("wanted by the test"));
+            assert!(panicked.is_err());
+        });
+        let page = exporter.render(PageFormat::Prometheus, &Samples::default());
+        assert!(page.contains("marshal_task_panics_total 1\n"), "{page}");
+    }
+
+    /// The revision is of this repository, where there is one.
+    #[test]
+    fn the_build_is_named() {
+        assert!(BUILD.rustc.starts_with("rustc "), "{}", BUILD.rustc);
+        if std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join(".git")
+            .exists()
+        {
+            let revision = BUILD.revision;
+            let is_commit = revision.len() == 12 && revision.bytes().all(|b| b.is_ascii_hexdigit());
+            assert!(is_commit, "{revision}");
+        }
+    }
 }

@@ -138,7 +138,7 @@ mod tests {
         let any = any.into();
         let http = listen(&any, Role::Daemon, &mut streams.err).await;
         let control = control::bind(dir.path()).expect("bound");
-        let metrics = Arc::new(|| "up 1\n".to_owned());
+        let metrics = Arc::new(|_| "up 1\n".to_owned());
         let http = http.expect("bound");
         let listeners = Listeners::open(
             &fleet,

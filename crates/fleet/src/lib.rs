@@ -102,6 +102,7 @@ use marshal_config::{Config, SessionScope, WorkspaceMode};
 use marshal_journal::{Commit, CommitResult, Journal, Refusal, TaskRow, Write};
 use marshal_model::limits::POOL_QUEUE;
 use marshal_model::{Amount, PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
+use marshal_telemetry::PoolSample;
 use marshal_telemetry::SlotUsage;
 use marshal_telemetry::event::child::SlotStateChanged;
 use marshal_telemetry::event::task::{QueueRejected, TaskQueued};
@@ -137,6 +138,26 @@ pub enum SubmitError {
     /// The fleet is stopping.
     #[error("the fleet is stopping")]
     Stopping,
+}
+
+/// Counts the tasks that the queues of their pools refuse for this reason.
+fn reject(by_pool: &BTreeMap<PoolName, Vec<ActiveTask>>, error: SubmitError) -> SubmitError {
+    let reason = match &error {
+        SubmitError::TooMany => QueueRefusal::Full,
+        SubmitError::Stopping => QueueRefusal::Draining,
+        _ => QueueRefusal::Journal,
+    };
+    for (pool, tasks) in by_pool {
+        for task in tasks {
+            QueueRejected {
+                pool,
+                task: &task.spec.id,
+                reason,
+            }
+            .emit();
+        }
+    }
+    error
 }
 
 /// No slot has this id.
@@ -293,9 +314,6 @@ impl FleetHandle {
         if tasks.len() > POOL_QUEUE {
             return Err(SubmitError::TooMany);
         }
-        if self.0.shared.is_draining() {
-            return Err(SubmitError::Stopping);
-        }
         let (report_sender, reports) = mpsc::channel(tasks.len().max(1));
         let bounds = self.0.shared.run_bounds.take(&run);
         let limits = self.start_run_limits(&run, bounds, Amount::default());
@@ -357,7 +375,7 @@ impl FleetHandle {
             for (pool, tasks) in &by_pool {
                 self.release_queue_places(pool, tasks.len());
             }
-            return Err(error);
+            return Err(reject(&by_pool, error));
         }
         for (task, pool) in queued {
             let run = run.clone();
@@ -422,6 +440,9 @@ impl FleetHandle {
         &self,
         by_pool: &BTreeMap<PoolName, Vec<ActiveTask>>,
     ) -> Result<(), SubmitError> {
+        if self.0.shared.is_draining() {
+            return Err(reject(by_pool, SubmitError::Stopping));
+        }
         let mut reserved = Vec::new();
         for (pool, tasks) in by_pool {
             let entry = self.0.pools.get(pool);
@@ -432,15 +453,7 @@ impl FleetHandle {
             for (pool, count) in reserved {
                 self.release_queue_places(pool, count);
             }
-            if let Some(first) = tasks.first() {
-                QueueRejected {
-                    pool,
-                    task: &first.spec.id,
-                    reason: QueueRefusal::Full,
-                }
-                .emit();
-            }
-            return Err(SubmitError::TooMany);
+            return Err(reject(by_pool, SubmitError::TooMany));
         }
         Ok(())
     }
@@ -451,11 +464,17 @@ impl FleetHandle {
         }
     }
 
-    /// Updates the gauges that change with time alone.
-    pub fn update_gauges(&self) {
-        for entry in self.0.pools.values() {
-            entry.shared.update_gauges();
-        }
+    /// Updates the gauges that change with time alone, and returns what the metrics page needs of
+    /// each pool.
+    #[must_use]
+    pub fn sample_pools(&self) -> Vec<PoolSample<'_>> {
+        let entries = self.0.pools.values();
+        entries
+            .map(|entry| {
+                entry.shared.update_gauges();
+                entry.shared.sample()
+            })
+            .collect()
     }
 
     /// The resource usage of each slot's children now. Reads a few small files for each running

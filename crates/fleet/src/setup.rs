@@ -49,7 +49,9 @@ use marshal_sandbox::state_dir::StateDir;
 use marshal_sandbox::uids::SlotUids;
 use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
 use marshal_store::Store;
+use marshal_telemetry::PoolSample;
 use marshal_telemetry::event::task::PoolSampled;
+use marshal_telemetry::labels::ApprovalAge;
 use marshal_telemetry::{PoolMeters, SlotUsage};
 
 /// The inputs of [`super::FleetHandle::start`].
@@ -353,13 +355,29 @@ impl PoolShared {
         }
     }
 
-    fn oldest_approval_age(&self) -> Duration {
+    /// The ages of the approvals that are pending, the oldest first.
+    fn approval_ages(&self) -> Vec<Duration> {
         let approvals = self
             .pending_approvals
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let oldest = approvals.first().map(|(since, _)| *since);
-        oldest.map_or(Duration::ZERO, clock::since)
+        approvals
+            .iter()
+            .map(|(since, _)| clock::since(*since))
+            .collect()
+    }
+
+    /// The pool at the moment of a scrape.
+    pub(crate) fn sample(&self) -> PoolSample<'_> {
+        let mut approvals = [0; ApprovalAge::ALL.len()];
+        for age in self.approval_ages() {
+            approvals[ApprovalAge::of(age) as usize] += 1;
+        }
+        PoolSample {
+            pool: &self.config.name,
+            dollars: self.ledger.dollars(),
+            approvals,
+        }
     }
 
     /// Updates the gauges of the oldest queued task and the oldest pending approval.
@@ -371,7 +389,7 @@ impl PoolShared {
         PoolSampled {
             pool: &self.config.name,
             oldest_task: since.map_or(Duration::ZERO, clock::since),
-            oldest_request: self.oldest_approval_age(),
+            oldest_request: self.approval_ages().first().copied().unwrap_or_default(),
         }
         .emit();
     }

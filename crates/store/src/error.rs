@@ -149,6 +149,25 @@ pub enum StoreError {
     Closed,
 }
 
+impl StoreError {
+    /// Whether the database is to blame, not the request.
+    #[must_use]
+    pub const fn is_failure(&self) -> bool {
+        matches!(
+            self,
+            Self::Full { .. }
+                | Self::Locked { .. }
+                | Self::Unreachable { .. }
+                | Self::Corrupt { .. }
+                | Self::Database { .. }
+                | Self::Newer { .. }
+                | Self::InsecureFile { .. }
+                | Self::Connection(_)
+                | Self::Closed
+        )
+    }
+}
+
 /// The class of a database error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DbErrorKind {

@@ -27,7 +27,7 @@ mod sweep;
 mod version;
 
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
@@ -37,6 +37,8 @@ use self::postgres::Postgres;
 use self::query::{Query, QueryResult};
 use self::sqlite::Sqlite;
 use marshal_model::limits;
+use marshal_telemetry::event::store::StoreOperationEnded;
+use marshal_telemetry::labels::{StoreOperation, StoreResult};
 
 pub use self::diff::Diff;
 pub use self::error::StoreError;
@@ -387,18 +389,50 @@ impl Store {
             at_ms: now_ms(),
             operation: what,
         };
-        match &self.0 {
-            Backend::Sqlite(store) => store.apply(change).await,
-            Backend::Postgres(store) => store.apply(&change).await,
-        }
+        let operation = match &change.operation {
+            Operation::Register(..) => StoreOperation::Register,
+            Operation::Sweep(_) => StoreOperation::Sweep,
+            _ => StoreOperation::Write,
+        };
+        count(operation, async {
+            match &self.0 {
+                Backend::Sqlite(store) => store.apply(change).await,
+                Backend::Postgres(store) => store.apply(&change).await,
+            }
+        })
+        .await
     }
 
     async fn query(&self, question: Query) -> Result<QueryResult, StoreError> {
-        match &self.0 {
-            Backend::Sqlite(store) => store.query(question).await,
-            Backend::Postgres(store) => store.query(&question).await,
-        }
+        count(StoreOperation::Read, async {
+            match &self.0 {
+                Backend::Sqlite(store) => store.query(question).await,
+                Backend::Postgres(store) => store.query(&question).await,
+            }
+        })
+        .await
     }
+}
+
+/// Counts an operation and its duration.
+async fn count<T>(
+    operation: StoreOperation,
+    work: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let began = Instant::now();
+    let done = work.await;
+    let result = match &done {
+        Ok(_) => StoreResult::Ok,
+        Err(error) if error.is_failure() => StoreResult::Failed,
+        Err(_) => StoreResult::Refused,
+    };
+    StoreOperationEnded {
+        operation,
+        result,
+        took: began.elapsed(),
+    }
+    .emit();
+    done
 }
 
 /// Runs work over this many bytes, in a blocking thread unless it is too small for that.

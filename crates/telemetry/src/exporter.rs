@@ -10,13 +10,11 @@ use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 
-use super::event::journal::JournalMeters;
-use super::labels;
-use super::meters::{PoolMeters, counter, gauge, histogram};
+use super::meters::{counter, gauge, histogram};
 use super::names::{self, CATALOGUE, LabelValues, Metric, MetricKind, Source};
-use super::page::{self, BuildInfo, ProcessStats, SlotSample};
-use super::usage::{self, UsageSample};
-use marshal_model::{DecidedBy, Decision, PoolName};
+use super::open_metrics;
+use super::page::{self, BuildInfo, PageFormat, Samples};
+use marshal_model::PoolName;
 
 /// Why the exporter cannot be installed.
 #[derive(Debug, thiserror::Error)]
@@ -77,27 +75,18 @@ impl Exporter {
         self.handle.run_upkeep();
     }
 
-    /// Renders the page in the Prometheus text format 0.0.4: the recorder's series, then those of
-    /// [`super::page`].
-    /// `slots` in the order of pools and numbers.
+    /// Renders the page: the recorder's series, then those of [`super::page`].
     #[must_use]
-    pub fn render(
-        &self,
-        process: Option<&ProcessStats>,
-        slots: &[SlotSample<'_>],
-        usages: &UsageSample,
-    ) -> String {
+    pub fn render(&self, format: PageFormat, samples: &Samples<'_>) -> String {
         let mut out = self.handle.render();
-        page::write_build(&mut out, &self.build);
-        if let Some(process) = process {
-            page::write_process(&mut out, process);
-        }
-        page::write_slots(&mut out, slots);
-        usage::write_usages(&mut out, usages);
+        page::write(&mut out, &self.build, samples);
         page::write_series(&mut out, self.series.load(Ordering::Relaxed));
         let series = out.lines().filter(|l| !l.is_empty() && !l.starts_with('#'));
         self.series.store(series.count() as u64, Ordering::Relaxed);
-        out
+        match format {
+            PageFormat::Prometheus => out,
+            PageFormat::OpenMetrics => open_metrics::from_prometheus(&out),
+        }
     }
 }
 
@@ -118,9 +107,8 @@ pub fn describe_all() {
     });
 }
 
-/// Makes every series that belongs to no pool: `increase()` misses a series born at 1.
+/// Makes the series of [`Source::FromStart`] that belong to no pool.
 pub fn initialise() {
-    let _ = JournalMeters::new();
     for metric in CATALOGUE {
         if metric
             .labels
@@ -132,9 +120,8 @@ pub fn initialise() {
     }
 }
 
-/// Makes every series of a pool, at 0, and says how many slots it should have.
+/// Makes a pool's series of [`Source::FromStart`], and says how many slots it should have.
 pub fn initialise_pool(pool: &PoolName, slots: u16) {
-    let _ = PoolMeters::new(pool);
     for metric in CATALOGUE {
         if metric
             .labels
@@ -147,7 +134,7 @@ pub fn initialise_pool(pool: &PoolName, slots: u16) {
     gauge(&names::POOL_SLOTS_DESIRED, &[pool.as_str()]).set(f64::from(slots));
 }
 
-/// Makes every series of a pool's routes, at 0.
+/// Makes the series of [`Source::FromStart`] of a pool's routes.
 pub fn initialise_routes(pool: &PoolName, routes: &[&str]) {
     for metric in CATALOGUE {
         let mut labels = metric.labels.iter();
@@ -177,7 +164,7 @@ fn register_series_for(
     route: Option<&str>,
     fixed: Option<&str>,
 ) {
-    if metric.source == Source::Page {
+    if metric.source != Source::FromStart {
         return;
     }
     let mut combinations: Vec<Vec<&str>> = vec![Vec::new()];
@@ -200,25 +187,12 @@ fn register_series_for(
             })
             .collect();
     }
-    for values in combinations.iter().filter(|v| is_possible(metric, v)) {
+    for values in &combinations {
         match metric.kind {
             MetricKind::Counter => counter(metric, values).increment(0),
             MetricKind::Gauge => gauge(metric, values).increment(0.0),
             MetricKind::Histogram(_) => drop(histogram(metric, values)),
         }
-    }
-}
-
-/// Omits impossible label combinations, so that the page is no longer than necessary.
-fn is_possible(metric: &Metric, values: &[&str]) -> bool {
-    if metric.name != names::PERMISSION_REQUESTS.name {
-        return true;
-    }
-    let decision = values.get(2).and_then(|word| Decision::parse(word));
-    let by = values.get(3).and_then(|word| DecidedBy::parse(word));
-    match (decision, by) {
-        (Some(decision), Some(by)) => labels::can_decide(by, decision),
-        _ => true,
     }
 }
 

@@ -130,10 +130,8 @@ string_enum!(
         Full = "full",
         /// The supervisor is stopping.
         Draining = "draining",
-        /// The journal accepts nothing new.
-        ReadOnly = "read_only",
-        /// Every slot of the pool is parked.
-        Parked = "parked",
+        /// The journal does not take them.
+        Journal = "journal",
     }
 );
 
@@ -403,6 +401,125 @@ string_enum!(
     }
 );
 
+string_enum!(
+    /// How long a permission request has waited for a person.
+    ApprovalAge {
+        /// Less than a minute.
+        Minute = "below_1m",
+        /// Less than ten minutes.
+        TenMinutes = "below_10m",
+        /// Less than an hour.
+        Hour = "below_1h",
+        /// An hour or more.
+        More = "from_1h",
+    }
+);
+
+impl ApprovalAge {
+    /// The class of this waiting time.
+    #[must_use]
+    pub const fn of(waited: std::time::Duration) -> Self {
+        match waited.as_secs() {
+            0..60 => Self::Minute,
+            60..600 => Self::TenMinutes,
+            600..3600 => Self::Hour,
+            _ => Self::More,
+        }
+    }
+}
+
+string_enum!(
+    /// The method of an HTTP request.
+    HttpMethod {
+        /// `GET`
+        Get = "GET",
+        /// `HEAD`
+        Head = "HEAD",
+        /// `POST`
+        Post = "POST",
+        /// `PUT`
+        Put = "PUT",
+        /// `PATCH`
+        Patch = "PATCH",
+        /// `DELETE`
+        Delete = "DELETE",
+        /// Any other.
+        Other = "other",
+    }
+);
+
+string_enum!(
+    /// The class of a response's status code.
+    HttpCode {
+        /// A change of protocols, to WebSocket.
+        Informational = "1xx",
+        /// Success.
+        Success = "2xx",
+        /// A redirect, or not modified.
+        Redirect = "3xx",
+        /// The request is refused.
+        Client = "4xx",
+        /// The supervisor cannot answer.
+        Server = "5xx",
+    }
+);
+
+string_enum!(
+    /// What a stream of events is about.
+    StreamKind {
+        /// One session.
+        Session = "session",
+        /// The whole fleet.
+        Fleet = "fleet",
+        /// A chat.
+        Chat = "chat",
+        /// Pending approvals.
+        Approvals = "approvals",
+    }
+);
+
+string_enum!(
+    /// Why a stream of events ended.
+    StreamEnd {
+        /// The client disconnected or does not read.
+        Gone = "gone",
+        /// The connection reached its maximum age; the client reconnects.
+        Expired = "old",
+        /// The supervisor is stopping.
+        Stopping = "stopping",
+        /// The journal cannot be read.
+        Failed = "failed",
+        /// What it is about has ended, and all of its events were sent.
+        Complete = "complete",
+    }
+);
+
+string_enum!(
+    /// An operation on the store of file versions.
+    StoreOperation {
+        /// Reads rows or a version.
+        Read = "read",
+        /// Makes a version.
+        Write = "write",
+        /// Registers a workspace.
+        Register = "register",
+        /// Removes old versions.
+        Sweep = "sweep",
+    }
+);
+
+string_enum!(
+    /// The result of an operation on the store.
+    StoreResult {
+        /// It was carried out.
+        Ok = "ok",
+        /// The request does not fit what is stored: a stale base, an unknown file.
+        Refused = "refused",
+        /// The database failed or did not answer.
+        Failed = "failed",
+    }
+);
+
 /// The values of one label of a closed set.
 pub type LabelWords = fn() -> Vec<&'static str>;
 
@@ -470,6 +587,20 @@ lists!(
     egress_results = EgressResult;
     /// [`EgressDirection`]
     egress_directions = EgressDirection;
+    /// [`ApprovalAge`]
+    approval_ages = ApprovalAge;
+    /// [`HttpMethod`]
+    http_methods = HttpMethod;
+    /// [`HttpCode`]
+    http_codes = HttpCode;
+    /// [`StreamKind`]
+    stream_kinds = StreamKind;
+    /// [`StreamEnd`]
+    stream_ends = StreamEnd;
+    /// [`StoreOperation`]
+    store_operations = StoreOperation;
+    /// [`StoreResult`]
+    store_results = StoreResult;
     /// [`LimitSign`]
     limit_signs = LimitSign;
     /// [`ActorKind`]
@@ -504,19 +635,4 @@ pub fn event_kinds() -> Vec<&'static str> {
 #[must_use]
 pub fn final_decisions() -> Vec<&'static str> {
     vec![Decision::Allow.as_str(), Decision::Deny.as_str()]
-}
-
-/// Whether this decider can make this decision: a timeout, an error and a lost child only deny.
-#[must_use]
-pub fn can_decide(by: DecidedBy, decision: Decision) -> bool {
-    match by {
-        DecidedBy::Policy | DecidedBy::Default | DecidedBy::Human | DecidedBy::Cache => {
-            decision != Decision::Ask
-        }
-        DecidedBy::Timeout
-        | DecidedBy::Error
-        | DecidedBy::Budget
-        | DecidedBy::Gone
-        | DecidedBy::Delegate => decision == Decision::Deny,
-    }
 }

@@ -10,10 +10,11 @@ pub mod labels;
 pub mod log;
 pub mod meters;
 pub mod names;
+mod open_metrics;
 pub mod page;
 mod usage;
 
 pub use exporter::{Exporter, InstallError};
 pub use meters::PoolMeters;
-pub use page::{BuildInfo, ProcessStats, SlotSample};
+pub use page::{BuildInfo, PageFormat, PoolSample, ProcessStats, Samples, SlotSample};
 pub use usage::{SlotUsage, StallSeconds, UsageSample};

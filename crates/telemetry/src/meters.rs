@@ -1,8 +1,10 @@
 //! Handles of a pool's metrics, made once: an increment costs 13 ns instead of 200.
 
+use std::sync::{Arc, OnceLock};
+
 use metrics::{Counter, Gauge, Histogram, Key, Label as KeyLabel, Level, Metadata};
 
-use super::labels::{LineFault, Stream};
+use super::labels::{self, LineFault, Stream};
 use super::names::{self, Metric};
 use marshal_model::{EventKind, PoolName};
 
@@ -44,40 +46,59 @@ impl std::fmt::Debug for PoolMeters {
     }
 }
 
+/// The counters of one label's values, each made at its first use: most stay at 0.
+struct LazyCounters {
+    metric: &'static Metric,
+    pool: PoolName,
+    words: Vec<&'static str>,
+    made: Vec<OnceLock<Counter>>,
+}
+
+impl LazyCounters {
+    fn new(metric: &'static Metric, pool: &PoolName, words: Vec<&'static str>) -> Arc<Self> {
+        Arc::new(Self {
+            metric,
+            pool: pool.clone(),
+            made: words.iter().map(|_| OnceLock::new()).collect(),
+            words,
+        })
+    }
+
+    /// Adds to the counter at this place of the words.
+    fn increment(&self, place: usize, count: u64) {
+        if let (Some(made), Some(word)) = (self.made.get(place), self.words.get(place)) {
+            made.get_or_init(|| counter(self.metric, &[self.pool.as_str(), word]))
+                .increment(count);
+        }
+    }
+}
+
 /// The metrics that change with every line of a pool's children. Clones share the series.
 #[derive(Clone)]
 pub struct PoolMeters {
-    pub(super) events: Vec<Counter>,
-    pub(super) bytes: Vec<Counter>,
-    pub(super) line_faults: Vec<Counter>,
-    pub(super) line_bytes: Histogram,
-    pub(super) processing: Histogram,
-    pub(super) stdin_queue: Gauge,
-    pub(super) stdin_write: Histogram,
+    events: Arc<LazyCounters>,
+    bytes: Arc<LazyCounters>,
+    line_faults: Arc<LazyCounters>,
+    line_bytes: Histogram,
+    processing: Histogram,
+    stdin_queue: Gauge,
+    stdin_write: Histogram,
 }
 
 impl PoolMeters {
-    /// Makes a pool's handles, at 0 where they are new.
+    /// Makes a pool's handles.
     #[must_use]
     pub fn new(pool: &PoolName) -> Self {
-        let pool = pool.as_str();
+        let name = pool.as_str();
+        let kinds = EventKind::METRIC_LABELS.to_vec();
         Self {
-            events: EventKind::METRIC_LABELS
-                .iter()
-                .map(|kind| counter(&names::EVENTS, &[pool, kind]))
-                .collect(),
-            bytes: Stream::ALL
-                .iter()
-                .map(|stream| counter(&names::EVENT_BYTES, &[pool, stream.as_str()]))
-                .collect(),
-            line_faults: LineFault::ALL
-                .iter()
-                .map(|fault| counter(&names::PROTOCOL_ERRORS, &[pool, fault.as_str()]))
-                .collect(),
-            line_bytes: histogram(&names::EVENT_SIZE, &[pool]),
+            events: LazyCounters::new(&names::EVENTS, pool, kinds),
+            bytes: LazyCounters::new(&names::EVENT_BYTES, pool, labels::streams()),
+            line_faults: LazyCounters::new(&names::PROTOCOL_ERRORS, pool, labels::line_faults()),
+            line_bytes: histogram(&names::EVENT_SIZE, &[name]),
             processing: histogram(&names::EVENT_PROCESSING, &[]),
-            stdin_queue: gauge(&names::STDIN_QUEUE, &[pool]),
-            stdin_write: histogram(&names::STDIN_WRITE_SECONDS, &[pool]),
+            stdin_queue: gauge(&names::STDIN_QUEUE, &[name]),
+            stdin_write: histogram(&names::STDIN_WRITE_SECONDS, &[name]),
         }
     }
 
@@ -90,16 +111,19 @@ impl PoolMeters {
     pub fn record_events(&self, kind: EventKind, count: u64) {
         let word = kind.metric_label();
         let place = EventKind::METRIC_LABELS.iter().position(|w| *w == word);
-        if let Some(counter) = place.and_then(|place| self.events.get(place)) {
-            counter.increment(count);
+        if let Some(place) = place {
+            self.events.increment(place, count);
         }
     }
 
     /// Counts bytes read from a child.
     pub fn record_bytes(&self, stream: Stream, count: u64) {
-        if let Some(counter) = self.bytes.get(stream as usize) {
-            counter.increment(count);
-        }
+        self.bytes.increment(stream as usize, count);
+    }
+
+    /// Counts a rejected line.
+    pub(super) fn record_line_fault(&self, fault: LineFault) {
+        self.line_faults.increment(fault as usize, 1);
     }
 
     /// Observes the size of one line of stdout, in bytes.

@@ -54,11 +54,13 @@ pub struct Label {
     pub values: LabelValues,
 }
 
-/// Who writes a metric's series.
+/// Who writes a metric's series, and since when they exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The recorder.
+    /// The recorder, each from its first change: most never change.
     Recorder,
+    /// The recorder, all from the start, at 0: `increase()` misses a series born at 1.
+    FromStart,
     /// [`super::page`], from samples.
     Page,
 }
@@ -108,19 +110,12 @@ const ROUTE: Label = Label {
 
 /// Seconds of operations that take microseconds: a write, a policy evaluation.
 const MICROSECOND_BUCKETS: &[f64] = &[
-    0.000_001, 0.000_002, 0.000_005, 0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_5,
-    0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1.0,
+    0.000_002, 0.000_01, 0.000_05, 0.000_25, 0.001, 0.01, 0.1, 1.0,
 ];
 /// Seconds of operations on the disk or in the kernel.
-const MILLISECOND_BUCKETS: &[f64] = &[
-    0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-    5.0, 10.0,
-];
+const MILLISECOND_BUCKETS: &[f64] = &[0.000_5, 0.002, 0.005, 0.02, 0.1, 0.5, 2.5, 10.0];
 /// Seconds of waiting: for a process, a person, a backoff, a slot.
-const WAIT_BUCKETS: &[f64] = &[
-    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0,
-    3600.0,
-];
+const WAIT_BUCKETS: &[f64] = &[0.01, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0, 3600.0];
 /// OpenTelemetry's advice for `gen_ai.invoke_agent.duration`: 0.1 s to 409.6 s, doubling.
 const TURN_SECONDS_BUCKETS: &[f64] = &[
     0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6,
@@ -130,21 +125,15 @@ const TOOL_SECONDS_BUCKETS: &[f64] = &[
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
 ];
 const LINE_BYTES_BUCKETS: &[f64] = &[
-    64.0,
-    128.0,
     256.0,
-    512.0,
     1024.0,
     4096.0,
     16_384.0,
     65_536.0,
-    262_144.0,
     1_048_576.0,
     8_388_608.0,
 ];
-const COUNT_BUCKETS: &[f64] = &[
-    0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0,
-];
+const COUNT_BUCKETS: &[f64] = &[0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0];
 
 /// Declares the metrics as constants and collects them.
 macro_rules! catalogue {
@@ -181,9 +170,9 @@ catalogue!(
     PROCESS_START = Page Gauge, "process_start_time_seconds", [],
         "Supervisor start time, Unix seconds.";
 
-    POOL_SLOTS_DESIRED = Recorder Gauge, "marshal_pool_slots_desired", [POOL],
+    POOL_SLOTS_DESIRED = FromStart Gauge, "marshal_pool_slots_desired", [POOL],
         "Slots the configuration asks for.";
-    POOL_SLOTS = Recorder Gauge, "marshal_pool_slots", [POOL, closed_label("state", labels::slot_states)],
+    POOL_SLOTS = FromStart Gauge, "marshal_pool_slots", [POOL, closed_label("state", labels::slot_states)],
         "Slots by state.";
     SLOT_INFO = Page Gauge, "marshal_slot_info", [POOL, SLOT, fixed_label("agent"), fixed_label("protocol")],
         "Slot metadata; always 1. The slot number is stable and bounded by the pool size.";
@@ -202,7 +191,7 @@ catalogue!(
         "Time from the spawn decision until the protocol handshake is complete.";
     CHILD_EXITS = Recorder Counter, "marshal_child_exits_total", [POOL, closed_label("reason", labels::exit_classes)],
         "Child exits by class.";
-    CHILD_RESTARTS = Recorder Counter, "marshal_child_restarts_total", [POOL, closed_label("cause", labels::restart_causes)],
+    CHILD_RESTARTS = FromStart Counter, "marshal_child_restarts_total", [POOL, closed_label("cause", labels::restart_causes)],
         "Restarts by cause: unexpected ends, and restarts by hand.";
     CHILD_RESTART_DELAY = Recorder Histogram(WAIT_BUCKETS), "marshal_child_restart_delay_seconds", [POOL],
         "Back-off delay waited before a restart.";
@@ -219,14 +208,14 @@ catalogue!(
         "CPU time of the slot's children and their descendants.";
     SLOT_MEMORY = Page Gauge, "marshal_slot_memory_bytes", [POOL, SLOT, closed_label("kind", labels::memory_kinds)],
         "Memory of the slot's child and its descendants, by kind.";
-    SLOT_MEMORY_LIMIT = Page Gauge, "marshal_slot_memory_limit_bytes", [POOL, SLOT],
-        "Memory limit of the slot's child, where a control group enforces one.";
+    SLOT_MEMORY_LIMIT = Page Gauge, "marshal_slot_memory_limit_bytes", [POOL],
+        "Memory limit of each child of the pool, where a control group enforces one.";
     SLOT_OOM_KILLS = Page Counter, "marshal_slot_oom_kills_total", [POOL, SLOT],
         "Processes of the slot's children that the kernel killed for lack of memory.";
     SLOT_PROCESSES = Page Gauge, "marshal_slot_processes", [POOL, SLOT],
         "Processes and threads of the slot's child, helpers included.";
-    SLOT_PRESSURE = Page Counter, "marshal_slot_pressure_seconds_total", [POOL, SLOT, closed_label("resource", labels::stall_resources), closed_label("kind", labels::stall_kinds)],
-        "Time that some or all processes of the slot's children waited for a resource.";
+    POOL_PRESSURE = Page Counter, "marshal_pool_pressure_seconds_total", [POOL, closed_label("resource", labels::stall_resources), closed_label("kind", labels::stall_kinds)],
+        "Time that some or all processes of a child waited for a resource, summed over the pool's children.";
     HOST_PRESSURE = Page Counter, "marshal_host_pressure_seconds_total", [closed_label("resource", labels::stall_resources), closed_label("kind", labels::stall_kinds)],
         "Time that some or all processes of this host waited for a resource.";
     CGROUP_ERRORS = Recorder Counter, "marshal_cgroup_errors_total", [closed_label("operation", labels::cgroup_operations)],
@@ -242,7 +231,7 @@ catalogue!(
         "Time from read() returning until its events are handed to fan-out.";
     PROTOCOL_ERRORS = Recorder Counter, "marshal_protocol_errors_total", [POOL, closed_label("reason", labels::line_faults)],
         "Lines rejected by reason.";
-    STDIN_QUEUE = Recorder Gauge, "marshal_stdin_queue_messages", [POOL],
+    STDIN_QUEUE = FromStart Gauge, "marshal_stdin_queue_messages", [POOL],
         "Messages waiting to be written to children's stdin.";
     STDIN_WRITE_SECONDS = Recorder Histogram(MICROSECOND_BUCKETS), "marshal_stdin_write_seconds", [POOL],
         "Time to write one message to a child's stdin, blocking included.";
@@ -259,14 +248,14 @@ catalogue!(
         "Tool calls by outcome.";
     TOOL_CALL_SECONDS = Recorder Histogram(TOOL_SECONDS_BUCKETS), "marshal_tool_call_duration_seconds", [POOL, closed_label("tool_class", labels::tool_classes)],
         "Duration of one tool call as the agent reported it.";
-    TOOL_CALLS_UNASKED = Recorder Counter, "marshal_tool_calls_unasked_total", [POOL, closed_label("verdict", labels::decisions)],
+    TOOL_CALLS_UNASKED = FromStart Counter, "marshal_tool_calls_unasked_total", [POOL, closed_label("verdict", labels::decisions)],
         "Tool calls that ran without a permission request, by the policy's later verdict.";
     TOKENS = Recorder Counter, "marshal_tokens_total", [POOL, closed_label("type", labels::token_types)],
         "Tokens reported by agents by type.";
 
     ROUTE_REQUESTS = Recorder Counter, "marshal_route_requests_total", [POOL, ROUTE, closed_label("code", labels::route_codes)],
         "Requests sent to an upstream, by its response.";
-    ROUTE_REFUSED = Recorder Counter, "marshal_route_refused_total", [POOL, ROUTE, closed_label("reason", labels::route_refusals)],
+    ROUTE_REFUSED = FromStart Counter, "marshal_route_refused_total", [POOL, ROUTE, closed_label("reason", labels::route_refusals)],
         "Requests that the model proxy refused, or whose response failed, by reason.";
     ROUTE_FIRST_BYTE = Recorder Histogram(WAIT_BUCKETS), "marshal_route_first_byte_seconds", [POOL, ROUTE],
         "Time from sending a request to an upstream until the head of its response.";
@@ -274,17 +263,20 @@ catalogue!(
         "Time from sending a request to an upstream until the end of its response.";
     ROUTE_TOKENS = Recorder Counter, "marshal_route_tokens_total", [POOL, ROUTE, closed_label("type", labels::route_tokens)],
         "Tokens counted from the responses of upstreams; cache_read, cache_write and reasoning are parts of input and output.";
-    ROUTE_CONNECTIONS = Recorder Gauge, "marshal_route_connections", [POOL, ROUTE],
+    ROUTE_CONNECTIONS = FromStart Gauge, "marshal_route_connections", [POOL, ROUTE],
         "Open connections from inside sandboxes.";
     RATE_LIMITED = Recorder Counter, "marshal_rate_limited_total", [POOL, closed_label("sign", labels::limit_signs)],
         "Turns that failed because a provider limits requests, by how that was detected.";
-    POOL_PAUSED = Recorder Gauge, "marshal_pool_paused", [POOL],
+    POOL_PAUSED = FromStart Gauge, "marshal_pool_paused", [POOL],
         "Whether the pool is paused because a provider limits requests (1) or not (0).";
 
     BUDGET_REMAINING = Recorder Gauge, "marshal_budget_remaining_ratio", [POOL],
         "Unspent part of the pool's daily and lifetime budgets, 0 to 1: the smallest part left.";
     BUDGET_SPENT = Recorder Counter, "marshal_budget_spent_total", [POOL, closed_label("budget", labels::budgets)],
         "Budgets that ran out, by budget: once for each turn, session, day, pool or run.";
+
+    COST = Page Counter, "marshal_cost_dollars_total", [POOL],
+        "Cost in US dollars of the pool's turns, over all starts of the supervisor.";
 
     EGRESS_CONNECTIONS_TOTAL = Recorder Counter, "marshal_egress_connections_total", [POOL, closed_label("result", labels::egress_results)],
         "Connections from sandboxes to the egress proxy, ended or refused, by result.";
@@ -297,35 +289,58 @@ catalogue!(
         "Permission requests by decision and by decider.";
     PERMISSION_SECONDS = Recorder Histogram(MILLISECOND_BUCKETS), "marshal_permission_decision_seconds", [POOL, closed_label("decided_by", labels::deciders)],
         "Time from the permission request line being read until the answer is written.";
-    PERMISSION_PENDING = Recorder Gauge, "marshal_approvals_pending", [POOL],
+    PERMISSION_PENDING = FromStart Gauge, "marshal_approvals_pending", [POOL],
         "Permission requests that wait for a decision.";
-    PERMISSION_OLDEST = Recorder Gauge, "marshal_approvals_oldest_pending_seconds", [POOL],
+    PERMISSION_OLDEST = FromStart Gauge, "marshal_approvals_oldest_pending_seconds", [POOL],
         "Age of the oldest permission request that waits for a decision.";
+    APPROVALS_WAITING = Page Gauge, "marshal_approvals_waiting", [POOL, closed_label("age", labels::approval_ages)],
+        "Permission requests that wait for a person, by the time that they have waited.";
     POLICY_SECONDS = Recorder Histogram(MICROSECOND_BUCKETS), "marshal_policy_evaluation_seconds", [],
         "Time of one policy evaluation.";
-    POLICY_ERRORS = Recorder Counter, "marshal_policy_evaluation_errors_total", [closed_label("reason", labels::evaluation_errors)],
+    POLICY_ERRORS = FromStart Counter, "marshal_policy_evaluation_errors_total", [closed_label("reason", labels::evaluation_errors)],
         "Policy evaluations that failed (fail closed: answered deny).";
-    POLICY_RELOADS = Recorder Counter, "marshal_policy_reloads_total", [closed_label("result", labels::reload_results)],
+    POLICY_RELOADS = FromStart Counter, "marshal_policy_reloads_total", [closed_label("result", labels::reload_results)],
         "Policy reloads by result.";
-    POLICY_RULES = Recorder Gauge, "marshal_policy_rules", [],
+    POLICY_RULES = FromStart Gauge, "marshal_policy_rules", [],
         "Rules in the policies in force, each policy counted once.";
     SHADOW_JUDGED = Recorder Counter, "marshal_policy_shadow_evaluations_total", [POOL],
         "Requests that a shadow policy evaluated beside the policy in force.";
     SHADOW_DIFFERENCES = Recorder Counter, "marshal_policy_shadow_differences_total", [POOL, closed_label("from", labels::shadow_verdicts), closed_label("to", labels::shadow_verdicts)],
         "Requests that a shadow policy would have decided otherwise, by the decision and its own.";
-    CONFIG_RELOADED = Recorder Gauge, "marshal_config_last_reload_successful", [],
+    CONFIG_RELOADED = FromStart Gauge, "marshal_config_last_reload_successful", [],
         "Whether the last policy reload succeeded (1) or failed, which leaves the older policies in force (0).";
-    CONFIG_RELOADED_AT = Recorder Gauge, "marshal_config_last_reload_success_timestamp_seconds", [],
+    CONFIG_RELOADED_AT = FromStart Gauge, "marshal_config_last_reload_success_timestamp_seconds", [],
         "Unix time of the last successful load of the policies.";
     DELEGATE_SECONDS = Recorder Histogram(MILLISECOND_BUCKETS), "marshal_delegate_seconds", [POOL],
         "Time that a request waited for its pool's delegate.";
     DELEGATE_ERRORS = Recorder Counter, "marshal_delegate_errors_total", [POOL, closed_label("reason", labels::delegate_errors)],
         "Requests denied because their pool's delegate gave no decision, by reason.";
 
-    HOOK_MESSAGES = Recorder Counter, "marshal_hook_messages_total", [fixed_label("hook"), closed_label("result", labels::hook_results)],
+    HOOK_MESSAGES = FromStart Counter, "marshal_hook_messages_total", [fixed_label("hook"), closed_label("result", labels::hook_results)],
         "Hook messages by result.";
     HOOK_HELD_BACK = Recorder Counter, "marshal_hook_held_back_total", [fixed_label("hook")],
         "Events that no message reported because a newer one of the same kind replaced them.";
+
+    HTTP_REQUESTS = Recorder Counter, "marshal_http_requests_total", [fixed_label("endpoint"), closed_label("method", labels::http_methods), closed_label("code", labels::http_codes)],
+        "HTTP requests by endpoint, method and class of status code.";
+    HTTP_SECONDS = Recorder Histogram(MILLISECOND_BUCKETS), "marshal_http_request_duration_seconds", [closed_label("method", labels::http_methods)],
+        "Time from a request's head until the head of its response.";
+    STREAMS = FromStart Gauge, "marshal_streams", [closed_label("kind", labels::stream_kinds)],
+        "Open streams of events by kind.";
+    STREAMS_ENDED = Recorder Counter, "marshal_streams_ended_total", [closed_label("kind", labels::stream_kinds), closed_label("reason", labels::stream_ends)],
+        "Streams of events that ended, by reason.";
+
+    CHATS_ACTIVE = Recorder Gauge, "marshal_chats_active", [POOL],
+        "Chats that work, wait for a slot, or hold one while idle.";
+    CHAT_MESSAGES = Recorder Counter, "marshal_chat_messages_total", [POOL],
+        "Messages accepted by chats.";
+    CHAT_WAIT = Recorder Histogram(WAIT_BUCKETS), "marshal_chat_wait_seconds", [POOL],
+        "Time that an unloaded chat waited for a slot with a ready agent.";
+
+    STORE_OPERATIONS = Recorder Counter, "marshal_store_operations_total", [closed_label("operation", labels::store_operations), closed_label("result", labels::store_results)],
+        "Operations on the store of file versions, by result.";
+    STORE_SECONDS = Recorder Histogram(MILLISECOND_BUCKETS), "marshal_store_operation_duration_seconds", [closed_label("operation", labels::store_operations)],
+        "Duration of one operation on the store of file versions.";
 
     FILE_PLANE_REQUESTS = Recorder Counter, "marshal_file_plane_requests_total", [POOL, closed_label("result", labels::file_requests)],
         "Request files in a pool's file plane by result.";
@@ -334,41 +349,41 @@ catalogue!(
     FILE_PLANE_UP = Recorder Gauge, "marshal_file_plane_up", [POOL],
         "Whether a pool's file plane works (1) or has failed (0).";
 
-    QUEUE_TASKS = Recorder Gauge, "marshal_queue_tasks", [POOL],
+    QUEUE_TASKS = FromStart Gauge, "marshal_queue_tasks", [POOL],
         "Tasks waiting for a slot.";
-    QUEUE_OLDEST = Recorder Gauge, "marshal_queue_oldest_task_seconds", [POOL],
+    QUEUE_OLDEST = FromStart Gauge, "marshal_queue_oldest_task_seconds", [POOL],
         "Age of the oldest task waiting.";
     QUEUE_WAIT = Recorder Histogram(WAIT_BUCKETS), "marshal_queue_wait_seconds", [POOL],
         "Time a task waited for a slot.";
     QUEUE_REJECTED = Recorder Counter, "marshal_queue_rejected_total", [POOL, closed_label("reason", labels::queue_refusals)],
         "Tasks refused by reason.";
-    TASKS = Recorder Counter, "marshal_tasks_total", [POOL, closed_label("outcome", labels::task_outcomes)],
+    TASKS = FromStart Counter, "marshal_tasks_total", [POOL, closed_label("outcome", labels::task_outcomes)],
         "Tasks by outcome.";
 
-    JOURNAL_EVENTS = Recorder Counter, "marshal_journal_appended_events_total", [],
+    JOURNAL_EVENTS = FromStart Counter, "marshal_journal_appended_events_total", [],
         "Events appended to the journal.";
-    JOURNAL_BYTES = Recorder Counter, "marshal_journal_appended_bytes_total", [],
+    JOURNAL_BYTES = FromStart Counter, "marshal_journal_appended_bytes_total", [],
         "Bytes of event bodies appended to the journal.";
     JOURNAL_FSYNC = Recorder Histogram(MILLISECOND_BUCKETS), "marshal_journal_fsync_duration_seconds", [],
         "Duration of one commit of the journal: the write-ahead log's write and its sync.";
     JOURNAL_BATCH = Recorder Histogram(COUNT_BUCKETS), "marshal_journal_batch_events", [],
         "Events made durable by one group commit.";
-    JOURNAL_BACKLOG = Recorder Gauge, "marshal_journal_backlog_events", [],
+    JOURNAL_BACKLOG = FromStart Gauge, "marshal_journal_backlog_events", [],
         "Rows accepted but not yet durable.";
-    JOURNAL_ERRORS = Recorder Counter, "marshal_journal_errors_total", [closed_label("reason", labels::journal_errors)],
+    JOURNAL_ERRORS = FromStart Counter, "marshal_journal_errors_total", [closed_label("reason", labels::journal_errors)],
         "Journal failures by reason.";
-    JOURNAL_SIZE = Recorder Gauge, "marshal_journal_size_bytes", [],
+    JOURNAL_SIZE = FromStart Gauge, "marshal_journal_size_bytes", [],
         "Journal size on disk, write-ahead log included.";
-    JOURNAL_REMOVED_SESSIONS = Recorder Counter, "marshal_journal_removed_sessions_total", [],
+    JOURNAL_REMOVED_SESSIONS = FromStart Counter, "marshal_journal_removed_sessions_total", [],
         "Ended sessions removed by age or size.";
-    JOURNAL_REMOVED_EVENTS = Recorder Counter, "marshal_journal_removed_events_total", [],
+    JOURNAL_REMOVED_EVENTS = FromStart Counter, "marshal_journal_removed_events_total", [],
         "Events removed with their sessions.";
 
-    ACTORS = Recorder Gauge, "marshal_actors", [closed_label("kind", labels::actor_kinds)],
+    ACTORS = FromStart Gauge, "marshal_actors", [closed_label("kind", labels::actor_kinds)],
         "Live actors by kind.";
-    ACTOR_PANICS = Recorder Counter, "marshal_actor_panics_total", [closed_label("kind", labels::actor_kinds)],
+    ACTOR_PANICS = FromStart Counter, "marshal_actor_panics_total", [closed_label("kind", labels::actor_kinds)],
         "Actor handlers that panicked or returned an error.";
-    TASK_PANICS = Recorder Counter, "marshal_task_panics_total", [],
+    TASK_PANICS = FromStart Counter, "marshal_task_panics_total", [],
         "Background tasks that panicked.";
     SCRAPE_SECONDS = Recorder Histogram(MILLISECOND_BUCKETS), "marshal_scrape_duration_seconds", [],
         "Time to render the metrics page.";

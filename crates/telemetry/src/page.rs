@@ -5,11 +5,87 @@
 
 use std::fmt::Write as _;
 
+use super::labels::ApprovalAge;
 use super::names::{self, Metric};
-use marshal_model::SlotId;
+use super::usage::{self, UsageSample};
+use marshal_model::{PoolName, SlotId};
+
+/// The format of the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageFormat {
+    /// The Prometheus text format 0.0.4.
+    Prometheus,
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+}
+
+impl PageFormat {
+    /// The format of the header `Accept`: OpenMetrics only where it is asked for and nothing else
+    /// that is served here is preferred.
+    #[must_use]
+    pub fn accepted(header: Option<&str>) -> Self {
+        let quality = |parameters: &str| {
+            let mut all = parameters.split(';').map(str::trim);
+            let found = all.find_map(|one| one.strip_prefix("q="));
+            found.map_or(Some(1.0), |value| value.parse::<f32>().ok())
+        };
+        let best = |kind: &str| {
+            let ranges = header.unwrap_or_default().split(',');
+            let of_kind = ranges.filter_map(|range| {
+                let (name, parameters) = range.split_once(';').unwrap_or((range, ""));
+                let is_known = !parameters.contains("version=") || {
+                    let version = parameters.split("version=").nth(1).unwrap_or_default();
+                    ["1.0.0", "0.0.1", "0.0.4"]
+                        .contains(&version.split([';', ' ']).next().unwrap_or_default())
+                };
+                (name.trim().eq_ignore_ascii_case(kind) && is_known).then(|| quality(parameters))?
+            });
+            of_kind.fold(0.0_f32, f32::max)
+        };
+        let wanted = best("application/openmetrics-text");
+        if wanted > 0.0 && wanted >= best("text/plain") {
+            Self::OpenMetrics
+        } else {
+            Self::Prometheus
+        }
+    }
+
+    /// The header `Content-Type` of the page.
+    #[must_use]
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// What the page needs at the moment of the scrape.
+#[derive(Debug, Default)]
+pub struct Samples<'a> {
+    /// The supervisor's own process, if it can be read.
+    pub process: Option<ProcessStats>,
+    /// The pools.
+    pub pools: Vec<PoolSample<'a>>,
+    /// The slots, in the order of pools and numbers.
+    pub slots: Vec<SlotSample<'a>>,
+    /// What the slots and the host use.
+    pub usage: UsageSample,
+}
+
+/// A pool at the moment of the scrape.
+#[derive(Debug, Clone)]
+pub struct PoolSample<'a> {
+    /// The pool.
+    pub pool: &'a PoolName,
+    /// The cost of its turns in US dollars; `None` if it counts no cost.
+    pub dollars: Option<f64>,
+    /// Its permission requests that wait for a person, by [`ApprovalAge`].
+    pub approvals: [u64; ApprovalAge::ALL.len()],
+}
 
 /// Build information.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct BuildInfo {
     /// The crate's version.
     pub version: &'static str,
@@ -88,7 +164,39 @@ fn write_plain(out: &mut String, metric: &Metric, value: impl std::fmt::Display)
     let _ = writeln!(out, "{} {value}\n", metric.name);
 }
 
-pub(super) fn write_build(out: &mut String, build: &BuildInfo) {
+pub(super) fn write(out: &mut String, build: &BuildInfo, samples: &Samples<'_>) {
+    write_build(out, build);
+    if let Some(process) = &samples.process {
+        write_process(out, process);
+    }
+    write_pools(out, &samples.pools);
+    write_slots(out, &samples.slots);
+    usage::write_usages(out, &samples.usage);
+}
+
+fn write_pools(out: &mut String, pools: &[PoolSample<'_>]) {
+    write_header(out, &names::COST);
+    for sample in pools {
+        if let Some(dollars) = sample.dollars {
+            let name = names::COST.name;
+            let _ = writeln!(out, "{name}{{pool=\"{}\"}} {dollars}", sample.pool);
+        }
+    }
+    out.push('\n');
+    write_header(out, &names::APPROVALS_WAITING);
+    for sample in pools {
+        for (age, waiting) in ApprovalAge::ALL.iter().zip(sample.approvals) {
+            // Of most pools nothing waits.
+            if waiting > 0 {
+                let (name, pool) = (names::APPROVALS_WAITING.name, sample.pool);
+                let _ = writeln!(out, "{name}{{pool=\"{pool}\",age=\"{age}\"}} {waiting}");
+            }
+        }
+    }
+    out.push('\n');
+}
+
+fn write_build(out: &mut String, build: &BuildInfo) {
     write_header(out, &names::BUILD_INFO);
     out.push_str(names::BUILD_INFO.name);
     write_labels(
@@ -102,7 +210,7 @@ pub(super) fn write_build(out: &mut String, build: &BuildInfo) {
     out.push_str(" 1\n\n");
 }
 
-pub(super) fn write_process(out: &mut String, stats: &ProcessStats) {
+fn write_process(out: &mut String, stats: &ProcessStats) {
     write_plain(out, &names::PROCESS_CPU, stats.cpu_seconds);
     write_plain(out, &names::PROCESS_RESIDENT, stats.resident_bytes);
     write_plain(out, &names::PROCESS_OPEN_FDS, stats.open_fds);
@@ -117,7 +225,7 @@ pub(super) fn write_series(out: &mut String, series: u64) {
     write_plain(out, &names::SERIES, series);
 }
 
-pub(super) fn write_slots(out: &mut String, slots: &[SlotSample<'_>]) {
+fn write_slots(out: &mut String, slots: &[SlotSample<'_>]) {
     write_header(out, &names::SLOT_INFO);
     for sample in slots {
         let number = sample.slot.index.to_string();

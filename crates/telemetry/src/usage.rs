@@ -1,7 +1,9 @@
 //! Resource usage of the slots' children and of the host, as series of the page.
 //!
-//! A series without a value is omitted: this host does not count it, or no child runs.
+//! A series without a value is omitted: this host does not count it, or no child runs. So are swap
+//! that is not used, and kills that did not happen: most slots have neither.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::labels::{MemoryKind, StallKind, StallResource};
@@ -48,19 +50,28 @@ pub(super) fn write_usages(out: &mut String, usages: &UsageSample) {
     write_header(out, &names::SLOT_MEMORY);
     for item in slots {
         for (kind, bytes) in MemoryKind::ALL.iter().zip(item.memory) {
-            let kind = ("kind", kind.as_str());
-            write_series(out, &names::SLOT_MEMORY, Some(&item.slot), &[kind], bytes);
+            let bytes = bytes.filter(|bytes| *bytes > 0 || *kind != MemoryKind::Swap);
+            let number = item.slot.index.to_string();
+            let [pool, slot] = slot_labels(&item.slot, &number);
+            let labels = [pool, slot, ("kind", kind.as_str())];
+            write_series(out, &names::SLOT_MEMORY, &labels, bytes);
         }
     }
     out.push('\n');
-    write_slot_metric(out, &names::SLOT_MEMORY_LIMIT, slots, |item| {
-        item.memory_limit
+    write_slot_metric(out, &names::SLOT_OOM_KILLS, slots, |item| {
+        item.oom_kills.filter(|kills| *kills > 0)
     });
-    write_slot_metric(out, &names::SLOT_OOM_KILLS, slots, |item| item.oom_kills);
     write_slot_metric(out, &names::SLOT_PROCESSES, slots, |item| item.processes);
-    write_header(out, &names::SLOT_PRESSURE);
-    for item in slots {
-        write_stalls(out, &names::SLOT_PRESSURE, Some(&item.slot), item.stalls);
+    let pools = sum_pools(slots);
+    write_header(out, &names::SLOT_MEMORY_LIMIT);
+    for (pool, sums) in &pools {
+        let labels = [("pool", *pool)];
+        write_series(out, &names::SLOT_MEMORY_LIMIT, &labels, sums.memory_limit);
+    }
+    out.push('\n');
+    write_header(out, &names::POOL_PRESSURE);
+    for (pool, sums) in &pools {
+        write_stalls(out, &names::POOL_PRESSURE, Some(pool), sums.stalls);
     }
     out.push('\n');
     write_header(out, &names::HOST_PRESSURE);
@@ -76,16 +87,48 @@ fn write_slot_metric<V: std::fmt::Display>(
 ) {
     write_header(out, metric);
     for item in slots {
-        write_series(out, metric, Some(&item.slot), &[], value(item));
+        let number = item.slot.index.to_string();
+        write_series(out, metric, &slot_labels(&item.slot, &number), value(item));
     }
     out.push('\n');
 }
 
-fn write_stalls(out: &mut String, metric: &Metric, slot: Option<&SlotId>, stalls: StallSeconds) {
+fn slot_labels<'a>(slot: &'a SlotId, number: &'a str) -> [(&'static str, &'a str); 2] {
+    [("pool", slot.pool.as_str()), ("slot", number)]
+}
+
+/// What is the same for all slots of a pool, or says as much in one sum.
+#[derive(Default)]
+struct PoolSums {
+    memory_limit: Option<u64>,
+    stalls: StallSeconds,
+}
+
+fn sum_pools(slots: &[SlotUsage]) -> BTreeMap<&str, PoolSums> {
+    let mut pools: BTreeMap<&str, PoolSums> = BTreeMap::new();
+    for item in slots {
+        let sums = pools.entry(item.slot.pool.as_str()).or_default();
+        sums.memory_limit = sums.memory_limit.max(item.memory_limit);
+        let all = sums.stalls.as_flattened_mut().iter_mut();
+        for (sum, more) in all.zip(item.stalls.as_flattened()) {
+            if let Some(more) = more {
+                *sum = Some(sum.unwrap_or_default() + more);
+            }
+        }
+    }
+    pools
+}
+
+fn write_stalls(out: &mut String, metric: &Metric, pool: Option<&str>, stalls: StallSeconds) {
     for (resource, kinds) in StallResource::ALL.iter().zip(stalls) {
         for (kind, seconds) in StallKind::ALL.iter().zip(kinds) {
-            let labels = [("resource", resource.as_str()), ("kind", kind.as_str())];
-            write_series(out, metric, slot, &labels, seconds);
+            let labels = [
+                ("pool", pool.unwrap_or_default()),
+                ("resource", resource.as_str()),
+                ("kind", kind.as_str()),
+            ];
+            let own = usize::from(pool.is_none());
+            write_series(out, metric, &labels[own..], seconds);
         }
     }
 }
@@ -94,17 +137,12 @@ fn write_stalls(out: &mut String, metric: &Metric, slot: Option<&SlotId>, stalls
 fn write_series<V: std::fmt::Display>(
     out: &mut String,
     metric: &Metric,
-    slot: Option<&SlotId>,
     labels: &[(&str, &str)],
     value: Option<V>,
 ) {
     let Some(value) = value else { return };
     out.push_str(metric.name);
     let mut before = '{';
-    if let Some(slot) = slot {
-        let _ = write!(out, "{{pool=\"{}\",slot=\"{}\"", slot.pool, slot.index);
-        before = ',';
-    }
     for (name, word) in labels {
         let _ = write!(out, "{before}{name}=\"{word}\"");
         before = ',';

@@ -11,7 +11,7 @@ const KEY: &str = "sk-drill-0123456789abcdef-the-real-one";
 
 /// An agent that asks its model once a prompt, and tells what it can see of keys. `limited` in an
 /// answer ends its turn with an error. `boast` has it say that it took 900,000 tokens.
-const AGENT: &str = r#"
+pub(crate) const AGENT: &str = r#"
 import http.client, json, os, sys
 def say(**m): sys.stdout.write(json.dumps(m) + "\n"); sys.stdout.flush()
 base = os.environ["MODEL_URL"]

@@ -380,9 +380,8 @@ pub(crate) fn hello(bench: &Bench, name: &str) -> Vec<u8> {
 /// A number of the page of metrics.
 pub(crate) fn number(series: &str) -> u64 {
     let page = EXPORTER.get().expect("installed").render(
-        None,
-        &[],
-        &marshal_telemetry::UsageSample::default(),
+        marshal_telemetry::PageFormat::Prometheus,
+        &marshal_telemetry::Samples::default(),
     );
     let found = page.lines().find_map(|line| line.strip_prefix(series));
     found.map_or(0, |value| value.parse().expect("a number"))

@@ -48,21 +48,23 @@ TOML
 for number in $(seq 24); do
     echo "{\"id\": \"t$number\", \"prompt\": \"sleep 700ms\\nsay $number\"}"
 done >/tmp/tasks.jsonl
-export STATE_DIRECTORY=/var/lib/marshal
+# As its clients reach it.
+service() { STATE_DIRECTORY=/var/lib/marshal timeout 300 marshal --config /etc/marshal/supervisor.toml "$@"; }
 systemctl daemon-reload
 systemctl start marshal
 for wait in $(seq 60); do
-    ! marshal ls >/dev/null 2>&1 || break
+    ! service ls >/dev/null 2>&1 || break
     sleep 1
 done
-marshal run --quiet /tmp/tasks.jsonl >/tmp/client 2>&1 &
+service ls
+service run --quiet /tmp/tasks.jsonl >/tmp/client 2>&1 &
 sleep 6
 for pause in 3 7 5; do
     systemctl restart marshal
     sleep $pause
 done
-for wait in $(seq 120); do
-    marshal --json report >/tmp/report.json 2>/dev/null
+for wait in $(seq 60); do
+    service --json report >/tmp/report.json 2>/dev/null
     [ "$(grep -o '"outcome":' /tmp/report.json | wc -l)" -lt 24 ] || break
     sleep 2
 done
@@ -70,6 +72,6 @@ systemctl stop marshal
 cat /tmp/client
 systemctl show marshal -p Result -p ExecMainStatus
 journalctl -u marshal -o cat | tail -n 30
-marshal --json report
+service --json report
 echo "== root: ended with $?"
 echo "== end"

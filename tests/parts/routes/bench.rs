@@ -42,10 +42,10 @@ pub(crate) fn logs() -> String {
 
 /// The page of metrics.
 pub(crate) fn page() -> String {
-    EXPORTER
-        .get()
-        .expect("installed")
-        .render(None, &[], &marshal_telemetry::UsageSample::default())
+    EXPORTER.get().expect("installed").render(
+        marshal_telemetry::PageFormat::Prometheus,
+        &marshal_telemetry::Samples::default(),
+    )
 }
 
 fn install() {

@@ -24,6 +24,8 @@ use super::service::Fleet;
 use marshal_model::PermissionRequestId;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_json_for_terminal;
+use marshal_telemetry::event::http::OpenStream;
+use marshal_telemetry::labels::{StreamEnd, StreamKind};
 
 /// The time at which the connection of a request is closed.
 #[derive(Debug, Clone, Copy)]
@@ -88,18 +90,6 @@ impl hyper::body::Body for ChannelBody {
     }
 }
 
-/// Why a stream ends.
-enum StreamEnd {
-    /// The client disconnected or does not read.
-    Gone,
-    /// The connection reached its maximum age; the client reconnects.
-    Expired,
-    /// The supervisor is stopping.
-    Stopping,
-    /// The journal cannot be read.
-    Failed,
-}
-
 struct Subscriber<F> {
     fleet: F,
     changed: watch::Receiver<u64>,
@@ -111,21 +101,18 @@ struct Subscriber<F> {
 
 impl<F: Fleet> Subscriber<F> {
     async fn run(mut self, stop: CancellationToken, until: Instant) {
+        let counted = OpenStream::new(StreamKind::Approvals);
         // A stream that ends before its connection does is not an error for its client.
         let until = until - limits::APPROVAL_STREAM_MARGIN.min(until - Instant::now());
         let end = tokio::select! {
             end = self.follow(&stop) => end,
             () = tokio::time::sleep_until(until) => StreamEnd::Expired,
         };
-        let why = match end {
-            StreamEnd::Gone => return,
-            StreamEnd::Expired => "old",
-            StreamEnd::Stopping => "stopping",
-            StreamEnd::Failed => "failed",
-        };
-        let _ = self
-            .send_event("end", &serde_json::json!({"why": why}))
-            .await;
+        counted.end(end);
+        if end != StreamEnd::Gone {
+            let why = serde_json::json!({"why": end.as_str()});
+            let _ = self.send_event("end", &why).await;
+        }
     }
 
     async fn follow(&mut self, stop: &CancellationToken) -> StreamEnd {

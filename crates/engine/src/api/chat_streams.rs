@@ -13,6 +13,8 @@ use tokio_util::sync::CancellationToken;
 use super::web_socket::{self, UpgradeRequest};
 use crate::chat::Subscription;
 use marshal_model::limits;
+use marshal_telemetry::event::http::OpenStream;
+use marshal_telemetry::labels::{StreamEnd, StreamKind};
 
 /// Starts the stream of a subscriber.
 pub(super) fn open(
@@ -38,45 +40,51 @@ async fn follow(
     stop: CancellationToken,
     until: Instant,
 ) {
+    let counted = OpenStream::new(StreamKind::Chat);
     let again = limits::CHAT_STREAM_RETRY.as_millis();
-    if !send(&sender, format!("retry: {again}\n\n").into()).await {
-        return;
-    }
-    loop {
-        let piece = tokio::select! {
+    let mut piece = Bytes::from(format!("retry: {again}\n\n"));
+    let end = loop {
+        if !send(&sender, piece).await {
+            break StreamEnd::Gone;
+        }
+        piece = tokio::select! {
             pieces = followed.events.next() => match pieces {
                 Ok(pieces) => pieces.concat().into(),
                 Err(why) => {
                     tracing::warn!(why, "a chat's stream ends: its events cannot be read");
-                    break;
+                    break StreamEnd::Failed;
                 }
             },
             () = sleep(limits::CHAT_STREAM_KEEPALIVE) => Bytes::from_static(b": nothing new\n\n"),
-            () = sender.closed() => return,
-            () = sleep_until(until) => break,
-            () = stop.cancelled() => {
-                // The last events of its agent are durable by now.
-                loop {
-                    match followed.events.read_remaining().await {
-                        Ok(pieces) if pieces.is_empty() => break,
-                        Ok(pieces) => if !send(&sender, pieces.concat().into()).await {
-                            return;
-                        },
-                        Err(why) => {
-                            tracing::warn!(why, "a chat's last events were not sent");
-                            break;
-                        }
-                    }
-                }
-                break;
-            }
+            () = sender.closed() => break StreamEnd::Gone,
+            () = sleep_until(until) => break StreamEnd::Expired,
+            () = stop.cancelled() => break send_remaining(&mut followed, &sender).await,
         };
-        if !send(&sender, piece).await {
-            return;
+    };
+    counted.end(end);
+    if end != StreamEnd::Gone {
+        let last =
+            format!("retry: {again}\n: the stream ends here, come again with its last id\n\n");
+        send(&sender, last.into()).await;
+    }
+}
+
+/// Sends the last events of the chat's agent, which are durable when the supervisor stops.
+async fn send_remaining(followed: &mut Subscription, sender: &mpsc::Sender<Bytes>) -> StreamEnd {
+    loop {
+        match followed.events.read_remaining().await {
+            Ok(pieces) if pieces.is_empty() => return StreamEnd::Stopping,
+            Ok(pieces) => {
+                if !send(sender, pieces.concat().into()).await {
+                    return StreamEnd::Gone;
+                }
+            }
+            Err(why) => {
+                tracing::warn!(why, "a chat's last events were not sent");
+                return StreamEnd::Failed;
+            }
         }
     }
-    let last = format!("retry: {again}\n: the stream ends here, come again with its last id\n\n");
-    send(&sender, last.into()).await;
 }
 
 /// Returns whether the client accepted the chunk. A client that does not read is disconnected; it

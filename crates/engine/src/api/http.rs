@@ -27,11 +27,11 @@ mod tls;
 mod write_timeout;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -51,16 +51,19 @@ use super::guard::{self, Peer, RequestCredentials, Role};
 use super::tokens::Tokens;
 use marshal_fleet::Readiness;
 use marshal_model::limits;
+use marshal_telemetry::PageFormat;
+use marshal_telemetry::event::http::RequestAnswered;
+use marshal_telemetry::labels::{HttpCode, HttpMethod};
 
-/// Renders the metrics; runs on a thread that may block for a short time.
-pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
+/// Renders the metrics in this format; runs on a thread that may block for a short time.
+pub type Render = Arc<dyn Fn(PageFormat) -> String + Send + Sync>;
 /// Returns whether the supervisor accepts work.
 pub type ReadinessCheck = Arc<dyn Fn() -> Readiness + Send + Sync>;
 
 /// The content of the routes.
 #[derive(Clone)]
 pub struct Pages {
-    /// The metrics, in the Prometheus text format 0.0.4.
+    /// The metrics.
     pub metrics: Render,
     /// Whether the supervisor accepts work.
     pub ready: ReadinessCheck,
@@ -202,7 +205,30 @@ fn router(pages: Pages, names: HostNames) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn(limit_body))
         .layer(middleware::from_fn_with_state(names, check_origin))
+        .layer(middleware::from_fn(count_request))
         .with_state(pages)
+}
+
+/// Counts each request, also those that are refused here.
+async fn count_request(request: Request, next: Next) -> Response {
+    let endpoint = request.extensions().get::<MatchedPath>().cloned();
+    let method = HttpMethod::parse(request.method().as_str()).unwrap_or(HttpMethod::Other);
+    let began = Instant::now();
+    let response = next.run(request).await;
+    RequestAnswered {
+        endpoint: endpoint.as_ref().map_or("unknown", MatchedPath::as_str),
+        method,
+        code: match response.status().as_u16() {
+            ..200 => HttpCode::Informational,
+            200..300 => HttpCode::Success,
+            300..400 => HttpCode::Redirect,
+            400..500 => HttpCode::Client,
+            500.. => HttpCode::Server,
+        },
+        took: began.elapsed(),
+    }
+    .emit();
+    response
 }
 
 /// Creates the router of spare connections: one request, and only liveness and readiness.
@@ -246,6 +272,8 @@ async fn metrics(State(pages): State<Pages>, request: Request) -> Response {
         is_remote(&request),
         RequestCredentials::from_request(&request),
     );
+    let accept = request.headers().get(header::ACCEPT);
+    let format = PageFormat::accepted(accept.and_then(|value| value.to_str().ok()));
     drop(request);
     if is_from_afar {
         let Some(tokens) = &pages.tokens else {
@@ -259,15 +287,14 @@ async fn metrics(State(pages): State<Pages>, request: Request) -> Response {
         }
     }
     let render = pages.metrics;
-    match tokio::task::spawn_blocking(move || render()).await {
-        Ok(page) => (
-            [(
-                header::CONTENT_TYPE,
-                "text/plain; version=0.0.4; charset=utf-8",
-            )],
-            page,
-        )
-            .into_response(),
+    match tokio::task::spawn_blocking(move || render(format)).await {
+        Ok(page) => {
+            let headers = [
+                (header::CONTENT_TYPE, format.content_type()),
+                (header::VARY, "Accept"),
+            ];
+            (headers, page).into_response()
+        }
         Err(_) => problem(
             StatusCode::INTERNAL_SERVER_ERROR,
             "the metrics could not be rendered",

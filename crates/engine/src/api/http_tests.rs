@@ -31,7 +31,7 @@ async fn server_of(ready: Readiness, bounds: Bounds, approvals: Router) -> Serve
     let addr = listener.addr().expect("an address");
     let stop = CancellationToken::new();
     let pages = Pages {
-        metrics: Arc::new(|| "marshal_build_info 1\n".to_owned()),
+        metrics: Arc::new(|_| "marshal_build_info 1\n".to_owned()),
         ready: Arc::new(move || ready.clone()),
         extra_routes: approvals,
         tokens: None,
@@ -251,7 +251,7 @@ async fn a_render_that_panics_is_an_error_page() {
         .expect("bound");
     let addr = listener.addr().expect("an address");
     let pages = Pages {
-        metrics: Arc::new(|| panic!("wanted by the test")),
+        metrics: Arc::new(|_| panic!("wanted by the test")),
         ready: Arc::new(|| Readiness::Ready),
         extra_routes: Router::new(),
         tokens: None,
@@ -510,7 +510,7 @@ async fn the_socket_serves_the_same_and_leaves_no_file() {
     drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
     let listener = bind_socket(dir.path()).expect("bound");
     let pages = Pages {
-        metrics: Arc::new(|| "up 1\n".to_owned()),
+        metrics: Arc::new(|_| "up 1\n".to_owned()),
         ready: Arc::new(|| Readiness::Ready),
         extra_routes: Router::new(),
         tokens: None,
@@ -559,7 +559,7 @@ async fn from_other_hosts_the_metrics_need_a_token_and_no_reason_is_told() {
         ("10.0.0.1:7117", Some(owner.trim()), 200, false),
     ] {
         let pages = Pages {
-            metrics: Arc::new(|| "up 1\n".to_owned()),
+            metrics: Arc::new(|_| "up 1\n".to_owned()),
             ready: Arc::new(|| Readiness::NotReady(vec!["pool demo is parked".to_owned()])),
             extra_routes: Router::new(),
             tokens: Some(tokens.clone()),

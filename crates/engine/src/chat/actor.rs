@@ -22,6 +22,7 @@ use marshal_fleet::{
 use marshal_journal::{ChatWrite, LastTurn, StoredChat, StoredTurn, Write};
 use marshal_model::limits;
 use marshal_model::{SessionId, TaskId, TaskOutcome, TurnId, TurnOutcome, UntrustedText};
+use marshal_telemetry::event::chat::ActiveChat;
 
 /// The line before the agent's next prompt after a person stopped a turn.
 pub(super) const INTERRUPTED_MARKER: &str =
@@ -89,6 +90,7 @@ enum IdleStep {
 impl Actor {
     /// Runs until nothing is left to do in the chat, or the supervisor stops.
     pub(super) async fn run(mut self) {
+        let counted = ActiveChat::new(&self.chat.pool);
         loop {
             if self.chats.stop.is_cancelled() {
                 return self.chats.forget(self.id());
@@ -111,7 +113,7 @@ impl Actor {
                         .await;
                     true
                 } else {
-                    self.work_turn(turn).await
+                    self.work_turn(turn, &counted).await
                 };
                 self.chats.notify_turn_ended(&self.chat);
                 if !goes_on {
@@ -197,10 +199,12 @@ impl Actor {
     }
 
     /// Runs one turn to its end; `false` if the supervisor stops.
-    async fn work_turn(&mut self, turn: StoredTurn) -> bool {
+    async fn work_turn(&mut self, turn: StoredTurn, counted: &ActiveChat) -> bool {
         if self.conversation.is_none() {
+            let began = Instant::now();
             match self.load(&turn).await {
                 LoadResult::Ready(conversation) => {
+                    counted.record_wait(began.elapsed());
                     self.tries = 0;
                     self.conversation = Some(*conversation);
                 }

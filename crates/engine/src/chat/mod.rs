@@ -45,6 +45,7 @@ use marshal_model::limits;
 use marshal_model::{
     ChatMode, ChatPhase, PoolName, RunId, SessionId, TurnId, TurnState, UntrustedText,
 };
+use marshal_telemetry::event::chat::MessageAccepted;
 use plan::ActivePlans;
 use readers::Readers;
 
@@ -313,6 +314,7 @@ impl Chats {
         inner.check_capacity(&id, &stored.pool)?;
         let accept = Write::Chat(ChatWrite::Accept(turn));
         inner.fleet.commit_rows(vec![accept]).await?;
+        MessageAccepted { pool: &stored.pool }.emit();
         inner.wake(stored, |wants| wants.turns += 1);
         Ok(accepted)
     }

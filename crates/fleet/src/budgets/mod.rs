@@ -36,6 +36,7 @@ use super::slot_history::SlotHistoryError;
 use day::Day;
 use marshal_config::{PoolBudget, Prices};
 use marshal_journal::{Commit, Journal, Period, SpendRow, StoredSpend, Write};
+use marshal_model::budget::NANOS_PER_DOLLAR;
 use marshal_model::limits::SPENT_DAYS;
 use marshal_model::{Amount, BudgetName, PoolName, RunId, SessionId, SpentBudget};
 use marshal_telemetry::event::budget::BudgetLeft;
@@ -288,6 +289,12 @@ impl Ledger {
         if !rows.is_empty() {
             self.write(&mut inner, rows);
         }
+    }
+
+    /// The cost of the pool's turns over all starts, in US dollars; `None` if none is counted.
+    pub(super) fn dollars(&self) -> Option<f64> {
+        let is_counting = self.is_counting();
+        is_counting.then(|| self.lock().pool_total.nanodollars as f64 / NANOS_PER_DOLLAR as f64)
     }
 
     /// Updates the gauge of the remaining budget, if the pool has a budget of day or pool.

@@ -68,7 +68,10 @@ fn commits_that_wait_share_one_transaction() {
     }
     drop(lock);
     journal.close(LONG).expect("flushed");
-    let page = exporter.render(None, &[], &marshal_telemetry::UsageSample::default());
+    let page = exporter.render(
+        marshal_telemetry::PageFormat::Prometheus,
+        &marshal_telemetry::Samples::default(),
+    );
     let value = |name: &str| -> u64 {
         let line = page.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|number| number.trim().parse().ok())

@@ -218,6 +218,7 @@ pub(super) fn remove(dirs: &[PathBuf]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use marshal_telemetry::{BuildInfo, Exporter, PageFormat, Samples};
     use std::os::unix::process::ExitStatusExt as _;
 
     #[test]
@@ -234,7 +235,13 @@ mod tests {
         let soon = Instant::now() + Duration::from_secs(1);
         // This list never gets shorter.
         let all = [dir.path().to_owned()];
-        assert!(!kill_and_wait(Some(dir.path()), &all, soon).expect("a list"));
+        let (recorder, exporter) = Exporter::build(BuildInfo::default()).expect("a recorder");
+        let killed =
+            metrics::with_local_recorder(&recorder, || kill_and_wait(Some(dir.path()), &all, soon));
+        assert!(!killed.expect("a list"));
+        let page = exporter.render(PageFormat::Prometheus, &Samples::default());
+        let counted = "marshal_cgroup_errors_total{operation=\"kill\"} 1\n";
+        assert!(page.contains(counted), "{page}");
         let ended = child.wait().expect("its end");
         assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()));
     }

@@ -271,9 +271,7 @@ pub struct ProtocolError<'a> {
 impl ProtocolError<'_> {
     /// Logs at debug level, because a child can send any number of them, and counts.
     pub fn emit(self, meters: &PoolMeters) {
-        if let Some(counter) = meters.line_faults.get(self.reason as usize) {
-            counter.increment(1);
-        }
+        meters.record_line_fault(self.reason);
         tracing::debug!(slot = %self.slot, session = %self.session, reason = %self.reason, head = self.head.escape_for_display(80), "line rejected");
     }
 }

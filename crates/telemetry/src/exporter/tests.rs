@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use super::*;
-use crate::SlotUsage;
 use crate::event::{child, hook, permission, process, task, turn};
 use crate::labels::{
     ActorKind, EvaluationError, HangKind, HookResult, LineFault, QueueRefusal, RestartCause,
     SandboxStage, SpawnResult, Stream, ToolClass, ToolOutcome,
 };
+use crate::meters::PoolMeters;
+use crate::{PoolSample, ProcessStats, SlotSample, SlotUsage, UsageSample};
 use marshal_model::limits;
 use marshal_model::{
-    EventKind, ExitClass, ExitStatus, PermissionRequestId, SessionId, SlotId, SlotState,
+    DecidedBy, Decision, EventKind, ExitClass, ExitStatus, PermissionRequestId, SessionId, SlotId,
+    SlotState,
 };
 use marshal_model::{SandboxGap, TaskId, TaskOutcome, TurnOutcome, UntrustedText, Usage};
 
@@ -28,6 +30,10 @@ fn pool() -> PoolName {
 /// Runs `emit` against a recorder of its own, with the pool `demo` of two slots, and gives the
 /// page.
 fn page_after(emit: impl FnOnce()) -> String {
+    page_in(PageFormat::Prometheus, emit)
+}
+
+fn page_in(format: PageFormat, emit: impl FnOnce()) -> String {
     let (recorder, exporter) = Exporter::build(BUILD).expect("recorder");
     metrics::with_local_recorder(&recorder, || {
         describe_all();
@@ -37,49 +43,52 @@ fn page_after(emit: impl FnOnce()) -> String {
         super::initialise_hook("ops");
         emit();
     });
-    let slots = [
-        SlotId {
-            pool: pool(),
-            index: 0,
-        },
-        SlotId {
-            pool: pool(),
-            index: 1,
-        },
-    ];
-    let samples = [
-        SlotSample {
-            slot: &slots[0],
-            agent: "we\"ird\\agent",
-            protocol: "scaiflux",
-            up: true,
-            start_time_seconds: Some(1.5e9),
-            last_exit_code: None,
-        },
-        SlotSample {
-            slot: &slots[1],
-            agent: "script-agent",
-            protocol: "scaiflux",
-            up: false,
-            start_time_seconds: None,
-            last_exit_code: Some(137),
-        },
-    ];
-    exporter.upkeep();
+    let pool = pool();
+    let slots = [0, 1].map(|index| SlotId {
+        pool: pool.clone(),
+        index,
+    });
     let used = |slot: &SlotId, bytes: Option<u64>| SlotUsage {
         slot: slot.clone(),
         cpu_seconds: Some(1.5),
-        memory: [bytes; 3],
+        memory: [bytes, bytes, Some(0)],
         memory_limit: bytes,
         oom_kills: Some(0),
         processes: bytes,
         stalls: [[Some(0.25), None], [None; 2], [None; 2]],
     };
-    let usages = UsageSample {
-        slots: vec![used(&slots[0], Some(4096)), used(&slots[1], None)],
-        host: [[Some(2.5), None]; 3],
+    let samples = Samples {
+        process: Some(ProcessStats::default()),
+        pools: vec![PoolSample {
+            pool: &pool,
+            dollars: Some(0.25),
+            approvals: [1, 0, 2, 0],
+        }],
+        slots: vec![
+            SlotSample {
+                slot: &slots[0],
+                agent: "we\"ird\\agent",
+                protocol: "scaiflux",
+                up: true,
+                start_time_seconds: Some(1.5e9),
+                last_exit_code: None,
+            },
+            SlotSample {
+                slot: &slots[1],
+                agent: "script-agent",
+                protocol: "scaiflux",
+                up: false,
+                start_time_seconds: None,
+                last_exit_code: Some(137),
+            },
+        ],
+        usage: UsageSample {
+            slots: vec![used(&slots[0], Some(4096)), used(&slots[1], None)],
+            host: [[Some(2.5), None]; 3],
+        },
     };
-    exporter.render(Some(&ProcessStats::default()), &samples, &usages)
+    exporter.upkeep();
+    exporter.render(format, &samples)
 }
 
 /// The value of one series, as the page writes it.
@@ -99,34 +108,71 @@ fn check(page: &str, series: &str, expect: f64) {
     );
 }
 
+/// The page's series without their values.
+fn series(page: &str) -> Vec<&str> {
+    let lines = page
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.is_empty());
+    lines
+        .filter_map(|line| line.rsplit_once(' '))
+        .map(|(name, _)| name)
+        .collect()
+}
+
 #[test]
-fn every_series_of_a_pool_is_there_at_zero_before_anything_happens() {
+fn what_alerts_need_is_there_at_zero_before_anything_happens() {
     let page = page_after(|| {});
-    for class in ExitClass::ALL {
-        check(
-            &page,
-            &format!("marshal_child_exits_total{{pool=\"demo\",reason=\"{class}\"}}"),
-            0.0,
-        );
-    }
     for outcome in TaskOutcome::ALL {
-        check(
-            &page,
-            &format!("marshal_tasks_total{{pool=\"demo\",outcome=\"{outcome}\"}}"),
-            0.0,
-        );
+        let tasks = format!("marshal_tasks_total{{pool=\"demo\",outcome=\"{outcome}\"}}");
+        check(&page, &tasks, 0.0);
     }
-    check(
-        &page,
-        "marshal_permission_requests_total{pool=\"demo\",tool_class=\"shell\",decision=\"deny\",decided_by=\"timeout\"}",
-        0.0,
-    );
-    assert!(
-        !page.contains("decision=\"allow\",decided_by=\"timeout\""),
-        "time never allows"
-    );
+    for series in [
+        "marshal_child_restarts_total{pool=\"demo\",cause=\"crash\"}",
+        "marshal_tool_calls_unasked_total{pool=\"demo\",verdict=\"deny\"}",
+        "marshal_journal_errors_total{reason=\"full\"}",
+        "marshal_hook_messages_total{hook=\"ops\",result=\"failed\"}",
+        "marshal_route_refused_total{pool=\"demo\",route=\"own\",reason=\"smuggling\"}",
+        "marshal_pool_paused{pool=\"demo\"}",
+    ] {
+        check(&page, series, 0.0);
+    }
     check(&page, "marshal_pool_slots_desired{pool=\"demo\"}", 2.0);
-    check(&page, "marshal_journal_errors_total{reason=\"full\"}", 0.0);
+    // Everything else comes when it happens.
+    assert!(
+        !page.contains("marshal_permission_requests_total"),
+        "{page}"
+    );
+}
+
+/// The series of the catalogue, in all combinations of closed labels: of the supervisor, a pool,
+/// a slot.
+fn bounds(source: impl Fn(&Metric) -> bool) -> [usize; 3] {
+    let mut sums = [0; 3];
+    for metric in CATALOGUE.iter().filter(|metric| source(metric)) {
+        let mut count = match metric.kind {
+            MetricKind::Histogram(buckets) => buckets.len() + 3,
+            _ => 1,
+        };
+        let mut place = 0;
+        for label in metric.labels {
+            match label.values {
+                LabelValues::Words(words) => count *= words().len(),
+                LabelValues::Pools => place = place.max(1),
+                LabelValues::Slots => place = 2,
+                LabelValues::Routes | LabelValues::SingleValue => {}
+            }
+        }
+        sums[place] += count;
+    }
+    sums
+}
+
+#[test]
+fn the_bound_of_series_in_the_documentation_is_that_of_the_catalogue() {
+    let text = include_str!("../../../../docs/metrics.md");
+    let [supervisor, pool, slot] = bounds(|_| true);
+    let bound = format!("at most {supervisor} + {pool} for each pool + {slot} for each slot");
+    assert!(text.contains(&bound), "docs/metrics.md lacks: {bound}");
 }
 
 #[test]
@@ -141,44 +187,108 @@ fn what_is_used_is_on_the_page_where_it_is_counted() {
     let memory = format!("marshal_slot_memory_bytes{{{slot},kind=\"working_set\"}}");
     check(&page, &memory, 4096.0);
     let stall = "resource=\"cpu\",kind=\"some\"";
-    let of_slot = format!("marshal_slot_pressure_seconds_total{{{slot},{stall}}}");
-    check(&page, &of_slot, 0.25);
-    let of_host = format!("marshal_host_pressure_seconds_total{{{stall}}}");
-    check(&page, &of_host, 2.5);
+    let of_pool = format!("marshal_pool_pressure_seconds_total{{pool=\"demo\",{stall}}}");
+    check(&page, &of_pool, 0.5);
     check(
         &page,
-        "marshal_cgroup_errors_total{operation=\"attach\"}",
-        0.0,
+        "marshal_slot_memory_limit_bytes{pool=\"demo\"}",
+        4096.0,
     );
+    let of_host = format!("marshal_host_pressure_seconds_total{{{stall}}}");
+    check(&page, &of_host, 2.5);
+    check(&page, "marshal_cost_dollars_total{pool=\"demo\"}", 0.25);
+    let waiting = "marshal_approvals_waiting{pool=\"demo\",age=\"below_1h\"}";
+    check(&page, waiting, 2.0);
     for absent in [
         "marshal_slot_memory_bytes{pool=\"demo\",slot=\"1\"",
         "marshal_slot_processes{pool=\"demo\",slot=\"1\"",
-        "marshal_slot_pressure_seconds_total{pool=\"demo\",slot=\"0\",resource=\"io\"",
+        "marshal_pool_pressure_seconds_total{pool=\"demo\",resource=\"io\"",
+        "marshal_slot_oom_kills_total{",
+        "age=\"below_10m\"",
         "kind=\"full\"",
+        "kind=\"swap\"",
     ] {
         assert!(!page.contains(absent), "{absent}");
     }
 }
 
 #[test]
-fn every_metric_of_the_catalogue_is_on_the_page_with_help_and_type() {
-    let page = page_after(|| {
-        process::ScrapeServed {
-            took: Duration::from_millis(1),
-        }
-        .emit();
-    });
-    for metric in CATALOGUE {
-        let name = metric.name;
+fn what_happened_is_on_the_page_with_help_and_type() {
+    let page = page_after(emit_everything);
+    for name in series(&page) {
+        let name = name.split('{').next().unwrap_or(name);
+        let family = ["_bucket", "_count", "_sum"]
+            .iter()
+            .find_map(|end| name.strip_suffix(end));
+        let metric = CATALOGUE.iter().find(|metric| {
+            metric.name == name
+                || matches!(metric.kind, MetricKind::Histogram(_)) && Some(metric.name) == family
+        });
+        let metric = metric.unwrap_or_else(|| panic!("{name} is not in the catalogue"));
+        let (name, help, kind) = (metric.name, metric.help, metric.kind.as_str());
         assert!(
-            page.contains(&format!("# HELP {name} {}\n", metric.help)),
+            page.contains(&format!("# HELP {name} {help}\n")),
             "no help of {name}"
         );
         assert!(
-            page.contains(&format!("# TYPE {name} {}\n", metric.kind.as_str())),
-            "{name} is no {}",
-            metric.kind.as_str()
+            page.contains(&format!("# TYPE {name} {kind}\n")),
+            "{name} is no {kind}"
         );
+    }
+}
+
+#[test]
+fn the_page_is_open_metrics_for_a_scraper_that_asks() {
+    let page = page_in(PageFormat::OpenMetrics, emit_everything);
+    assert!(
+        page.ends_with("# EOF\n") && !page.contains("\n\n"),
+        "{page}"
+    );
+    for wanted in [
+        "# TYPE marshal_tasks counter\n# HELP marshal_tasks Tasks by outcome.\n",
+        "marshal_tasks_total{pool=\"demo\",outcome=\"skipped\"} 1\n",
+        "# TYPE process_cpu_seconds counter\n",
+        "# TYPE marshal_queue_tasks gauge\n",
+        "le=\"8388608.0\"} 1\n",
+        "le=\"0.0005\"}",
+        "le=\"+Inf\"}",
+    ] {
+        assert!(page.contains(wanted), "{wanted}: {page}");
+    }
+    let plain = page_after(emit_everything);
+    assert_eq!(series(&page).len(), series(&plain).len());
+}
+
+#[test]
+fn open_metrics_is_served_only_where_it_is_wanted() {
+    let open = PageFormat::OpenMetrics;
+    for (header, format) in [
+        (None, PageFormat::Prometheus),
+        (Some("*/*"), PageFormat::Prometheus),
+        (Some("text/plain"), PageFormat::Prometheus),
+        (Some("application/openmetrics-text"), open),
+        (Some("application/openmetrics-text; version=1.0.0"), open),
+        (
+            Some("application/openmetrics-text;version=2.0.0"),
+            PageFormat::Prometheus,
+        ),
+        (
+            Some("application/openmetrics-text;q=0, text/plain"),
+            PageFormat::Prometheus,
+        ),
+        (
+            Some("application/openmetrics-text;q=0.3,text/plain;q=0.5"),
+            PageFormat::Prometheus,
+        ),
+        // Prometheus 2.42.
+        (
+            Some(
+                "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+            ),
+            open,
+        ),
+    ] {
+        assert_eq!(PageFormat::accepted(header), format, "{header:?}");
     }
 }
 
@@ -192,21 +302,6 @@ fn nothing_on_the_page_is_missing_from_the_catalogue() {
         assert_eq!(metric.map(|m| m.kind.as_str()), Some(kind), "{line}");
     }
     assert!(!page.contains("quantile="), "a histogram without buckets");
-}
-
-#[test]
-fn a_pool_makes_no_more_series_when_it_works_than_when_it_was_born() {
-    let series = |page: &str| {
-        let mut names: Vec<String> = page
-            .lines()
-            .filter(|line| !line.starts_with('#') && !line.is_empty())
-            .filter_map(|line| line.rsplit_once(' ').map(|(name, _)| name.to_owned()))
-            .collect();
-        names.sort();
-        names
-    };
-    let (born, worked) = (page_after(|| {}), page_after(emit_everything));
-    assert_eq!(series(&born), series(&worked));
 }
 
 /// Every event once.
@@ -555,12 +650,12 @@ fn events_arrive_in_the_series_that_they_name() {
 #[test]
 fn the_page_counts_its_own_series() {
     let (_recorder, exporter) = Exporter::build(BUILD).expect("recorder");
-    let first = exporter.render(None, &[], &UsageSample::default());
-    let lines = first
-        .lines()
-        .filter(|l| !l.is_empty() && !l.starts_with('#'))
-        .count();
-    let second = exporter.render(None, &[], &UsageSample::default());
+    let render = || exporter.render(PageFormat::Prometheus, &Samples::default());
+    let (first, second) = (render(), render());
     check(&first, "marshal_metric_series", 0.0);
-    check(&second, "marshal_metric_series", lines as f64);
+    check(
+        &second,
+        "marshal_metric_series",
+        series(&first).len() as f64,
+    );
 }

@@ -94,7 +94,7 @@ async fn world(about: RouteScope) -> World {
         .route("/change", post(ok))
         .route("/forgotten", get(ok));
     let pages = Pages {
-        metrics: Arc::new(String::new),
+        metrics: Arc::new(|_| String::new()),
         ready: Arc::new(|| Readiness::Ready),
         extra_routes: with_guard(pages, &tokens, ROUTES, about),
         tokens: Some(tokens),

@@ -22,6 +22,8 @@ use marshal_journal::{Reader, StoredEvent};
 use marshal_model::limits;
 use marshal_model::untrusted::{escape_for_display, escape_json_for_terminal};
 use marshal_model::{EventId, EventKind, PoolName, SessionId};
+use marshal_telemetry::event::http::OpenStream;
+use marshal_telemetry::labels::{StreamEnd, StreamKind};
 
 /// The fleet's stream resumes this long before its cursor, because sessions may have stamped events
 /// that were not durable yet when the cursor was sent.
@@ -40,26 +42,6 @@ const NOTICES: [&str; 7] = [
     "run_paused",
     "ended",
 ];
-
-/// Why a stream ends.
-enum StreamEnd {
-    /// The client disconnected or does not read.
-    Gone,
-    /// The connection reached its maximum age; the client reconnects.
-    Expired,
-    /// The supervisor is stopping.
-    Stopping,
-    /// The journal cannot be read.
-    Failed,
-    /// The session has ended, and all of its events were sent.
-    Complete,
-}
-
-impl From<ApiError> for StreamEnd {
-    fn from(_: ApiError) -> Self {
-        Self::Failed
-    }
-}
 
 /// The producer of one client's stream.
 struct Subscriber {
@@ -93,7 +75,7 @@ fn cursor(request: &RequestContext) -> Result<Option<&str>, ApiError> {
 }
 
 /// Opens a stream, which `fill` feeds until the connection reaches its maximum age.
-fn open<F, R>(app: AppState, request: RequestContext, fill: F) -> HandlerResult
+fn open<F, R>(kind: StreamKind, app: AppState, request: RequestContext, fill: F) -> HandlerResult
 where
     F: FnOnce(Subscriber) -> R,
     R: Future<Output = StreamEnd> + Send + 'static,
@@ -116,6 +98,7 @@ where
     });
     // A stream that ends before its connection does is not an error for its client.
     let until = until - limits::APPROVAL_STREAM_MARGIN.min(until - Instant::now());
+    let counted = OpenStream::new(kind);
     tokio::spawn(async move {
         let again = format!("retry: {}\n\n", limits::APPROVAL_STREAM_RETRY.as_millis());
         let _ = send_chunk(&last, again).await;
@@ -123,20 +106,17 @@ where
             end = filled => end,
             () = tokio::time::sleep_until(until) => StreamEnd::Expired,
         };
-        let why = match end {
-            StreamEnd::Gone => return,
-            StreamEnd::Expired => "old",
-            StreamEnd::Stopping => "stopping",
-            StreamEnd::Failed => "failed",
-            StreamEnd::Complete => "complete",
-        };
-        let _ = send_chunk(
-            &last,
-            format!("event: end\ndata: {{\"why\":\"{why}\"}}\n\n"),
-        )
-        .await;
+        counted.end(end);
+        if end != StreamEnd::Gone {
+            let last_words = format!("event: end\ndata: {{\"why\":\"{end}\"}}\n\n");
+            let _ = send_chunk(&last, last_words).await;
+        }
     });
     Ok(response)
+}
+
+fn failed(_: ApiError) -> StreamEnd {
+    StreamEnd::Failed
 }
 
 async fn send_chunk(sender: &mpsc::Sender<Bytes>, text: String) -> Result<(), StreamEnd> {
@@ -182,7 +162,7 @@ impl Subscriber {
         let session = session.clone();
         let (most, bytes) = (limits::CATCH_UP_EVENTS, limits::CATCH_UP_BYTES);
         let read = move |reader: &Reader| reader.events_page(&session, after, most, bytes);
-        Ok(self.app.journal.read(read).await?)
+        self.app.journal.read(read).await.map_err(failed)
     }
 }
 
@@ -201,7 +181,7 @@ pub(super) async fn stream_session(app: AppState, request: RequestContext) -> Ha
             app.journal.read(read).await?.seq
         }
     };
-    open(app, request, |watcher| async move {
+    open(StreamKind::Session, app, request, |watcher| async move {
         let followed = watcher.follow_session(session, at).await;
         followed.err().unwrap_or(StreamEnd::Complete)
     })
@@ -216,7 +196,8 @@ impl Subscriber {
                 .app
                 .journal
                 .read(move |reader| reader.session(&wanted))
-                .await?;
+                .await
+                .map_err(failed)?;
             let is_over = row.is_none_or(|row| row.ended_at_us.is_some());
             loop {
                 let page = self.page(&session, at).await?;
@@ -323,7 +304,7 @@ pub(super) async fn stream_fleet(app: AppState, request: RequestContext) -> Hand
         at.ok_or_else(|| ApiError::bad_request("the cursor does not belong to this stream"))
     });
     let cursor = cursor.transpose()?;
-    open(app, request, move |watcher| async move {
+    open(StreamKind::Fleet, app, request, move |watcher| async move {
         let mut all = FleetStream {
             watcher,
             filter: wanted,
@@ -379,7 +360,7 @@ impl FleetStream {
             }
             Ok(places)
         };
-        for (session, pool, after) in self.watcher.app.journal.read(read).await? {
+        for (session, pool, after) in self.watcher.app.journal.read(read).await.map_err(failed)? {
             let after = *self.last_seqs.get(&session).unwrap_or(&after);
             self.send_session_events(session, &pool, after, u64::MAX)
                 .await?;
