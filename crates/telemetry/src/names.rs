@@ -109,13 +109,11 @@ const ROUTE: Label = Label {
 };
 
 /// Seconds of operations that take microseconds: a write, a policy evaluation.
-const MICROSECOND_BUCKETS: &[f64] = &[
-    0.000_002, 0.000_01, 0.000_05, 0.000_25, 0.001, 0.01, 0.1, 1.0,
-];
+const MICROSECOND_BUCKETS: &[f64] = &[0.000_005, 0.000_02, 0.000_1, 0.000_5, 0.005, 0.05, 1.0];
 /// Seconds of operations on the disk or in the kernel.
-const MILLISECOND_BUCKETS: &[f64] = &[0.000_5, 0.002, 0.005, 0.02, 0.1, 0.5, 2.5, 10.0];
+const MILLISECOND_BUCKETS: &[f64] = &[0.000_5, 0.0025, 0.01, 0.05, 0.25, 1.0, 10.0];
 /// Seconds of waiting: for a process, a person, a backoff, a slot.
-const WAIT_BUCKETS: &[f64] = &[0.01, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0, 3600.0];
+const WAIT_BUCKETS: &[f64] = &[0.02, 0.2, 1.0, 10.0, 60.0, 600.0, 3600.0];
 /// OpenTelemetry's advice for `gen_ai.invoke_agent.duration`: 0.1 s to 409.6 s, doubling.
 const TURN_SECONDS_BUCKETS: &[f64] = &[
     0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6,
@@ -124,16 +122,8 @@ const TURN_SECONDS_BUCKETS: &[f64] = &[
 const TOOL_SECONDS_BUCKETS: &[f64] = &[
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
 ];
-const LINE_BYTES_BUCKETS: &[f64] = &[
-    256.0,
-    1024.0,
-    4096.0,
-    16_384.0,
-    65_536.0,
-    1_048_576.0,
-    8_388_608.0,
-];
-const COUNT_BUCKETS: &[f64] = &[0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0];
+const LINE_BYTES_BUCKETS: &[f64] = &[256.0, 1024.0, 8192.0, 65_536.0, 1_048_576.0, 8_388_608.0];
+const COUNT_BUCKETS: &[f64] = &[0.0, 1.0, 4.0, 16.0, 64.0, 512.0, 4096.0];
 
 /// Declares the metrics as constants and collects them.
 macro_rules! catalogue {
@@ -183,7 +173,7 @@ catalogue!(
     SLOT_LAST_EXIT = Page Gauge, "marshal_slot_last_exit_code", [POOL, SLOT],
         "Exit code of the slot's last child; 128 plus the signal when it was killed.";
 
-    CHILD_SPAWNS = Recorder Counter, "marshal_child_spawns_total", [POOL, closed_label("result", labels::spawn_results)],
+    CHILD_SPAWNS = FromStart Counter, "marshal_child_spawns_total", [POOL, closed_label("result", labels::spawn_results)],
         "Child spawns by result.";
     CHILD_SPAWN_SECONDS = Recorder Histogram(MILLISECOND_BUCKETS), "marshal_child_spawn_duration_seconds", [POOL],
         "Time from the spawn decision until the process exists.";

@@ -1,6 +1,8 @@
 //! The files of `deploy/` are what their programs take: systemd's and Prometheus's own checkers
 //! read them, and the names in them are names that the program has.
 
+mod prometheus;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

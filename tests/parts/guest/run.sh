@@ -46,7 +46,7 @@ workspace = { path = "project", mode = "copy" }
 policy    = "developer"
 TOML
 for number in $(seq 24); do
-    echo "{\"id\": \"t$number\", \"prompt\": \"sleep 700ms\\nsay $number\"}"
+    printf '{"id": "t%s", "prompt": "sleep 700ms\\nsay %s"}\n' "$number" "$number"
 done >/tmp/tasks.jsonl
 # As its clients reach it.
 service() { STATE_DIRECTORY=/var/lib/marshal timeout 300 marshal --config /etc/marshal/supervisor.toml "$@"; }
