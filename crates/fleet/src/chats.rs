@@ -67,6 +67,14 @@ impl FleetHandle {
         self.commit_durably(writes).await
     }
 
+    /// Commits rows of a request that its client waits for, within a bounded time.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; none of the rows was stored, except perhaps with [`SubmitError::Unknown`].
+    pub async fn accept_rows(&self, writes: Vec<Write>) -> Result<(), SubmitError> {
+        self.commit_within_bound(writes).await
+    }
+
     /// A new id; ids sort by time.
     #[must_use]
     pub fn fresh_id(&self) -> String {

@@ -20,6 +20,7 @@ mod channel;
 mod chats;
 mod clock;
 mod commands;
+mod commits;
 mod conversation;
 mod conversation_list;
 mod credit;
@@ -96,12 +97,13 @@ pub use views::PoolView;
 
 use active_policies::ActivePolicies;
 use clock::now_us;
+use commits::{BoundedCommit, submit_result};
 use files::WorkspaceFiles;
 use hooks::Hooks;
 use marshal_config::{Config, SessionScope, WorkspaceMode};
-use marshal_journal::{Commit, CommitResult, Journal, Refusal, TaskRow, Write};
+use marshal_journal::{Journal, Refusal, TaskRow, Write};
 use marshal_model::limits::POOL_QUEUE;
-use marshal_model::{Amount, PoolName, RunId, SessionId, SlotId, SlotState, TaskSpec};
+use marshal_model::{Amount, PoolName, RunId, SessionId, SlotId, SlotState, TaskId, TaskSpec};
 use marshal_telemetry::PoolSample;
 use marshal_telemetry::SlotUsage;
 use marshal_telemetry::event::child::SlotStateChanged;
@@ -135,6 +137,16 @@ pub enum SubmitError {
     /// The journal rejected the commit: the run id is used already, or the journal is closed.
     #[error("the tasks were not journalled: {0}")]
     Rejected(String),
+    /// The journal is locked or its disk is full, for longer than a client waits.
+    #[error(
+        "the journal is locked by another process, or its disk is full: nothing was accepted; try again later"
+    )]
+    Stalled,
+    /// The disk does not answer.
+    #[error(
+        "the journal's disk does not answer: this may have been accepted; look before you send it again"
+    )]
+    Unknown,
     /// The fleet is stopping.
     #[error("the fleet is stopping")]
     Stopping,
@@ -371,12 +383,35 @@ impl FleetHandle {
                 .push(task.with_dependencies(needs));
         }
         self.reserve_queue_places(&by_pool)?;
-        if let Err(error) = self.commit_durably(writes).await {
-            for (pool, tasks) in &by_pool {
-                self.release_queue_places(pool, tasks.len());
+        match self.commit_bounded(writes).await {
+            BoundedCommit::Ended(Ok(())) => self.enqueue(&run, queued, by_pool)?,
+            BoundedCommit::Ended(Err(error)) => {
+                self.release_all(&by_pool);
+                return Err(reject(&by_pool, error));
             }
-            return Err(reject(&by_pool, error));
+            // If they become durable after all, they are work like any other.
+            BoundedCommit::Unknown(late) => {
+                let fleet = self.clone();
+                tokio::spawn(async move {
+                    if submit_result(late.await).is_ok() {
+                        let _ = fleet.enqueue(&run, queued, by_pool);
+                    } else {
+                        fleet.release_all(&by_pool);
+                    }
+                });
+                return Err(SubmitError::Unknown);
+            }
         }
+        Ok(reports)
+    }
+
+    /// Gives durable tasks to their pools.
+    fn enqueue(
+        &self,
+        run: &RunId,
+        queued: Vec<(TaskId, PoolName)>,
+        by_pool: BTreeMap<PoolName, Vec<ActiveTask>>,
+    ) -> Result<(), SubmitError> {
         for (task, pool) in queued {
             let run = run.clone();
             TaskQueued {
@@ -396,7 +431,13 @@ impl FleetHandle {
                     .map_err(|_| SubmitError::Stopping)?;
             }
         }
-        Ok(reports)
+        Ok(())
+    }
+
+    fn release_all(&self, by_pool: &BTreeMap<PoolName, Vec<ActiveTask>>) {
+        for (pool, tasks) in by_pool {
+            self.release_queue_places(pool, tasks.len());
+        }
     }
 
     /// Resolves the links of a task's own workspace before an agent runs, because an agent could
@@ -482,20 +523,6 @@ impl FleetHandle {
     #[must_use]
     pub fn slot_usage(&self) -> Vec<SlotUsage> {
         self.0.shared.slots.sample_usage()
-    }
-
-    pub(crate) async fn commit_durably(&self, writes: Vec<Write>) -> Result<(), SubmitError> {
-        let (done, durable) = oneshot::channel();
-        let commit = Commit::new(writes).with_callback(move |result| {
-            let _ = done.send(result);
-        });
-        let submitted = self.0.shared.journal.submit(commit);
-        submitted.map_err(|refused| SubmitError::Journal(refused.reason))?;
-        match durable.await {
-            Ok(CommitResult::Durable { .. }) => Ok(()),
-            Ok(CommitResult::Rejected(why)) => Err(SubmitError::Rejected(why.to_string())),
-            Err(_) => Err(SubmitError::Stopping),
-        }
     }
 
     fn pool_of(&self, spec: &TaskSpec) -> Result<&PoolEntry, SubmitError> {

@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::approvals::{ApprovalChange, ApprovalRow};
 use super::chats::ChatWrite;
@@ -28,6 +29,22 @@ pub struct Commit {
     /// Called on the writer's thread when the rows are durable or were left out, in the order of
     /// submission. Must be short and must not block. Dropped uncalled if the journal ends first.
     pub callback: Option<Box<dyn FnOnce(CommitResult) + Send>>,
+    /// By which the caller may take the commit back.
+    pub withdrawal: Option<Withdrawal>,
+}
+
+/// Takes a commit back that is not durable yet: nobody waits for its result any more. Clones share
+/// the request.
+#[derive(Debug, Clone, Default)]
+pub struct Withdrawal(Arc<AtomicBool>);
+
+impl Withdrawal {
+    /// Asks for it. The writer answers by the commit's callback: with [`CommitResult::Withdrawn`]
+    /// while the database is locked or its disk is full, or with the result of a write that was
+    /// under way. It gives no answer while the disk itself gives none.
+    pub fn request(&self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 impl Commit {
@@ -52,6 +69,20 @@ impl Commit {
     pub fn with_callback(mut self, done: impl FnOnce(CommitResult) + Send + 'static) -> Self {
         self.callback = Some(Box::new(done));
         self
+    }
+
+    /// Lets the caller take the commit back by `withdrawal`. Only for rows that nothing submitted
+    /// later depends on.
+    #[must_use]
+    pub fn with_withdrawal(mut self, withdrawal: Withdrawal) -> Self {
+        self.withdrawal = Some(withdrawal);
+        self
+    }
+
+    /// Whether the caller has taken it back.
+    pub(super) fn is_withdrawn(&self) -> bool {
+        let wanted = self.withdrawal.as_ref();
+        wanted.is_some_and(|wanted| wanted.0.load(Ordering::Acquire))
     }
 
     /// The number of rows; each event is one row.
@@ -123,6 +154,8 @@ pub enum CommitResult {
     },
     /// The whole commit was left out because of a bug in this program.
     Rejected(Violation),
+    /// The caller took the commit back; nothing of it was written.
+    Withdrawn,
 }
 
 /// One row, or one change of a row. Times are microseconds since the Unix epoch.

@@ -53,7 +53,7 @@ pub use chats::{
 };
 pub use commit::{
     CONVERSATION_COMMAND, Commit, CommitResult, PolicyEvaluation, RefusedCommit, SessionRow,
-    TaskChange, TaskRow, Write,
+    TaskChange, TaskRow, Withdrawal, Write,
 };
 pub use conversations::StoredConversation;
 pub use error::{OpenError, ReadError, Refusal, Violation};

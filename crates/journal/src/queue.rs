@@ -125,6 +125,22 @@ impl Queue {
         NextBatch::Batch(batch)
     }
 
+    /// Removes the waiting commits that their callers have taken back.
+    pub(super) fn take_withdrawn(&self) -> Vec<Commit> {
+        let mut state = self.lock();
+        let all = std::mem::take(&mut state.waiting);
+        let (gone, kept): (VecDeque<_>, VecDeque<_>) =
+            all.into_iter().partition(Commit::is_withdrawn);
+        state.waiting = kept;
+        state.writes -= gone.iter().map(Commit::row_count).sum::<usize>();
+        gone.into()
+    }
+
+    /// The writer gave this many rows of its batch back.
+    pub(super) fn shrink_batch(&self, rows: usize) {
+        self.lock().in_progress -= rows;
+    }
+
     /// The writer finished its batch.
     pub(super) fn finish_batch(&self) {
         self.lock().in_progress = 0;

@@ -101,6 +101,7 @@ impl Stepper {
             }
             Err(StorageFailure::Corrupt) => Step::Closed,
             Err(trouble) => {
+                self.writer.drop_withdrawn(&mut batch, trouble);
                 self.refused_batch = Some((batch, trouble));
                 Step::Refused
             }

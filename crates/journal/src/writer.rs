@@ -13,6 +13,7 @@ use rusqlite::ErrorCode;
 use tokio::sync::watch;
 
 use super::audit::ChainHead;
+use super::commit::CommitResult;
 use super::health::{DiskSpace, Health};
 use super::queue::{NextBatch, Queue};
 use super::retention::Retention;
@@ -157,6 +158,7 @@ impl Writer {
     fn commit_batch(&mut self, commits: Vec<super::Commit>) -> bool {
         let mut batch = Batch::new(&self.store, commits);
         while let Err(trouble) = self.try_commit(&mut batch) {
+            self.drop_withdrawn(&mut batch, trouble);
             if trouble == StorageFailure::Corrupt || !self.wait_and_retry(trouble) {
                 return false;
             }
@@ -201,6 +203,28 @@ impl Writer {
         Ok(())
     }
 
+    /// Gives commits back that their callers no longer wait for. Only where nothing of the batch
+    /// can have reached the disk: after a failed sync, nobody knows.
+    pub(super) fn drop_withdrawn(&self, batch: &mut Batch, trouble: StorageFailure) {
+        let is_unwritten = matches!(
+            trouble,
+            StorageFailure::Locked | StorageFailure::Disk(JournalError::Full)
+        );
+        if !is_unwritten {
+            return;
+        }
+        let all = std::mem::take(&mut batch.entries).into_iter();
+        let (gone, kept): (Vec<_>, Vec<_>) = all.partition(|entry| entry.commit.is_withdrawn());
+        batch.entries = kept;
+        let gone: Vec<_> = gone.into_iter().map(|entry| entry.commit).collect();
+        let rows = gone.iter().map(super::Commit::row_count).sum();
+        self.queue.shrink_batch(rows);
+        for commit in gone.into_iter().chain(self.queue.take_withdrawn()) {
+            call_back(commit, CommitResult::Withdrawn);
+        }
+        self.meters.set_backlog(self.queue.backlog());
+    }
+
     /// Notifies the callers of a durable batch.
     pub(super) fn notify_callers(&mut self, batch: Vec<BatchEntry>) {
         *self.head.lock().unwrap_or_else(PoisonError::into_inner) = self.store.head().clone();
@@ -210,19 +234,9 @@ impl Writer {
         if written.any(|entry| entry.commit.changes_approvals()) {
             self.approvals.send_modify(|count| *count += 1);
         }
-        for mut entry in batch {
+        for entry in batch {
             let outcome = entry.outcome();
-            let done = entry.commit.callback.take();
-            // A panic in a caller's callback or in the drop of a permit must not end the journal.
-            let result = catch_unwind(AssertUnwindSafe(|| {
-                if let Some(done) = done {
-                    done(outcome);
-                }
-                drop(entry);
-            }));
-            if result.is_err() {
-                tracing::error!("the callback of a journal commit panicked");
-            }
+            call_back(entry.commit, outcome);
         }
     }
 
@@ -355,6 +369,20 @@ impl Writer {
             hash: &head.hash,
         }
         .emit();
+    }
+}
+
+/// Calls a commit's callback and drops it. A panic in either must not end the journal.
+fn call_back(mut commit: super::Commit, outcome: CommitResult) {
+    let done = commit.callback.take();
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        if let Some(done) = done {
+            done(outcome);
+        }
+        drop(commit);
+    }));
+    if result.is_err() {
+        tracing::error!("the callback of a journal commit panicked");
     }
 }
 

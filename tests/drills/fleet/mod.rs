@@ -76,6 +76,7 @@ mod session_pages;
 mod sizes;
 mod slots;
 mod stall;
+mod stalled_requests;
 mod stress;
 mod survivors;
 mod trusted;

@@ -36,6 +36,7 @@ use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -50,6 +51,7 @@ use self::origin::{HostNames, check_origin};
 use super::guard::{self, Peer, RequestCredentials, Role};
 use super::tokens::Tokens;
 use marshal_fleet::Readiness;
+use marshal_journal::Health;
 use marshal_model::limits;
 use marshal_telemetry::PageFormat;
 use marshal_telemetry::event::http::RequestAnswered;
@@ -67,6 +69,8 @@ pub struct Pages {
     pub metrics: Render,
     /// Whether the supervisor accepts work.
     pub ready: ReadinessCheck,
+    /// The journal's health: a request that it does not answer is answered without it.
+    pub journal: watch::Receiver<Health>,
     /// Further routes, with their own authentication.
     pub extra_routes: Router,
     /// The tokens that give access to the metrics from another host; `None` allows no access from
@@ -196,6 +200,7 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
 
 fn router(pages: Pages, names: HostNames) -> Router {
     let approvals = pages.extra_routes.clone().with_state(());
+    let journal = pages.journal.clone();
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
@@ -205,8 +210,62 @@ fn router(pages: Pages, names: HostNames) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn(limit_body))
         .layer(middleware::from_fn_with_state(names, check_origin))
+        .layer(middleware::from_fn_with_state(journal, answer_in_time))
         .layer(middleware::from_fn(count_request))
         .with_state(pages)
+}
+
+/// Answers a request for which the journal does nothing. What changes something goes on without its
+/// client ([`guard`]); the requests that begin work have a shorter bound, and take back what they
+/// asked for.
+async fn answer_in_time(
+    State(mut journal): State<watch::Receiver<Health>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let stalled = async {
+        loop {
+            let reason = describe_failure(&mut journal);
+            let Some(reason) = reason else {
+                changed(&mut journal).await;
+                continue;
+            };
+            let recovered = async {
+                while describe_failure(&mut journal).is_some() {
+                    changed(&mut journal).await;
+                }
+            };
+            let waited = tokio::time::timeout(limits::JOURNAL_REQUEST, recovered).await;
+            if waited.is_err() {
+                return reason;
+            }
+        }
+    };
+    let reason = tokio::select! {
+        response = next.run(request) => return response,
+        reason = stalled => reason,
+    };
+    let detail = format!(
+        "the journal is {}; the request may still be carried out: look before you send it again",
+        marshal_model::untrusted::escape_for_display(&reason, 400)
+    );
+    let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, &detail);
+    let again = HeaderValue::from_static("5");
+    response.headers_mut().insert(header::RETRY_AFTER, again);
+    response
+}
+
+/// Why the journal does nothing now, if it does not.
+fn describe_failure(journal: &mut watch::Receiver<Health>) -> Option<String> {
+    let health = journal.borrow_and_update();
+    (!health.is_ok()).then(|| health.to_string())
+}
+
+/// Waits for the next change; for ever if the supervisor ends, because the request does, too.
+async fn changed(journal: &mut watch::Receiver<Health>) {
+    if journal.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Counts each request, also those that are refused here.

@@ -14,7 +14,7 @@ use marshal_fleet::{
     FleetEvent, FleetHandle, LogTail, OpenError, OperatorError, PolicyStatus, PoolView, Readiness,
     ResumeRunError, RunBounds, SlotView, Stop, SubmitError, TaskReport,
 };
-use marshal_journal::StoredApproval;
+use marshal_journal::{Health, StoredApproval};
 use marshal_model::{PermissionRequestId, PoolName, RunId, SlotId, TaskId, TaskSpec};
 use marshal_telemetry::labels::ReloadCause;
 
@@ -108,6 +108,9 @@ pub trait Fleet: Clone + Send + Sync + 'static {
 
     /// Returns whether the fleet accepts work.
     fn readiness(&self) -> Readiness;
+
+    /// The health of its journal, now and at every change.
+    fn journal_health(&self) -> watch::Receiver<Health>;
 
     /// Whether a run is paused, because its last tasks were denied.
     fn is_paused(&self, run: &RunId) -> bool;
@@ -260,6 +263,10 @@ impl Fleet for FleetHandle {
 
     fn readiness(&self) -> Readiness {
         self.readiness()
+    }
+
+    fn journal_health(&self) -> watch::Receiver<Health> {
+        self.journal().health()
     }
 
     fn is_paused(&self, run: &RunId) -> bool {

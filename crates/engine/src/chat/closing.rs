@@ -33,12 +33,12 @@ impl Chats {
             inner.stop_work(&found).await?;
             return Ok(id);
         }
-        let _place = inner.lock_chat(&id).await;
+        let _place = inner.lock_chat_for_client(&id).await?;
         let chat = inner.chat(&id).await?;
         let stop_row = autonomous::stop_write(&chat);
         let goes_on = stop_row.is_some();
         if let Some(stop_row) = stop_row {
-            inner.fleet.commit_rows(vec![stop_row]).await?;
+            inner.fleet.accept_rows(vec![stop_row]).await?;
         }
         inner.stop_turns(&chat).await?;
         if chat.waiting > 0 || chat.running.is_some() || goes_on {
@@ -79,7 +79,7 @@ impl Chats {
         let members = read.await.map_err(ChatError::Unavailable)?;
         let all = members.iter().chain([&stored.session]).cloned();
         let marks = all.map(|chat| Write::Chat(ChatWrite::RequestClose { chat }));
-        self.0.fleet.commit_rows(marks.collect()).await?;
+        self.0.fleet.accept_rows(marks.collect()).await?;
         let mut is_closed = true;
         for member in members {
             is_closed &= self.0.close(&member).await?;
@@ -118,7 +118,7 @@ impl Chats {
 
 impl Inner {
     pub(super) async fn close(self: &Arc<Self>, id: &SessionId) -> Result<bool, ChatError> {
-        let place = self.lock_chat(id).await;
+        let place = self.lock_chat_for_client(id).await?;
         let chat = self.chat(id).await?;
         if chat.ended_ms.is_some() {
             return Ok(true);
@@ -131,7 +131,7 @@ impl Inner {
         let mark = Write::Chat(ChatWrite::RequestClose { chat: id.clone() });
         let stop_row = autonomous::stop_write(&chat);
         self.fleet
-            .commit_rows(std::iter::once(mark).chain(stop_row).collect())
+            .accept_rows(std::iter::once(mark).chain(stop_row).collect())
             .await?;
         self.stop_turns(&chat).await?;
         let actor = self.lock_actors().get(id).map(|actor| {
@@ -209,7 +209,7 @@ impl Inner {
         let stops = all.map(|turn| Write::Chat(ChatWrite::Stop { turn }));
         let stops: Vec<_> = stops.collect();
         if !stops.is_empty() {
-            self.fleet.commit_rows(stops).await?;
+            self.fleet.accept_rows(stops).await?;
         }
         Ok(())
     }

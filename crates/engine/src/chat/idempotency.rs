@@ -47,7 +47,7 @@ impl Chats {
                 return chats.begin(&workspace, create_request, None).await;
             };
             let (key, run) = once.derive_ids(&workspace)?;
-            let _place = chats.0.lock_chat(&key).await;
+            let _place = chats.0.lock_chat_for_client(&key).await?;
             match chats.find_created(&workspace, &key, &run).await? {
                 Some(before) => Ok(before),
                 None => chats.begin(&workspace, create_request, Some(run)).await,

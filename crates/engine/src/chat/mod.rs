@@ -27,6 +27,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 pub use directory::CreateRequest;
@@ -245,7 +246,7 @@ impl Chats {
             Write::Chat(ChatWrite::Create(row)),
             Write::Chat(ChatWrite::Accept(turn)),
         ];
-        inner.fleet.commit_rows(writes).await?;
+        inner.fleet.accept_rows(writes).await?;
         inner.wake(chat, |wants| wants.turns += 1);
         Ok(Created::Chat(session, accepted))
     }
@@ -272,7 +273,7 @@ impl Chats {
         if stored.mode.has_members() {
             return inner.message_planner(&stored, content, key).await;
         }
-        let _place = inner.lock_chat(&id).await;
+        let _place = inner.lock_chat_for_client(&id).await?;
         if let Some(key) = key.clone() {
             let chat = id.clone();
             let read = inner
@@ -313,7 +314,7 @@ impl Chats {
         };
         inner.check_capacity(&id, &stored.pool)?;
         let accept = Write::Chat(ChatWrite::Accept(turn));
-        inner.fleet.commit_rows(vec![accept]).await?;
+        inner.fleet.accept_rows(vec![accept]).await?;
         MessageAccepted { pool: &stored.pool }.emit();
         inner.wake(stored, |wants| wants.turns += 1);
         Ok(accepted)
@@ -431,6 +432,18 @@ impl Inner {
     }
 
     /// Locks a chat, so that only one caller at a time accepts its messages.
+    /// [`Self::lock_chat`] for a request: behind one that the journal holds up, it is refused.
+    async fn lock_chat_for_client(
+        &self,
+        chat: &SessionId,
+    ) -> Result<tokio::sync::MutexGuard<'_, ()>, ChatError> {
+        let place = timeout(limits::CHAT_LOCK, self.lock_chat(chat)).await;
+        place.map_err(|_| {
+            let why = "another request of this chat waits for the journal: try again later";
+            ChatError::Unavailable(why.to_owned())
+        })
+    }
+
     async fn lock_chat(&self, chat: &SessionId) -> tokio::sync::MutexGuard<'_, ()> {
         let sum = chat.as_str().bytes().fold(0_usize, |sum, byte| {
             sum.wrapping_mul(31).wrapping_add(usize::from(byte))

@@ -259,6 +259,7 @@ impl Outbox {
             let message = match result {
                 CommitResult::Durable { bytes } => SessionMsg::Durable { after, bytes },
                 CommitResult::Rejected(why) => SessionMsg::Rejected(why.to_string()),
+                CommitResult::Withdrawn => SessionMsg::Rejected("it was taken back".to_owned()),
             };
             let _ = to.send_message(message);
         }))

@@ -11,6 +11,7 @@ mod pace;
 mod plans;
 mod retention;
 mod unfinished;
+mod withdrawal;
 
 use std::path::Path;
 use std::sync::Arc;

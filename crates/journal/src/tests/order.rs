@@ -155,7 +155,7 @@ fn what_names_a_row_that_is_not_there_is_refused() {
         CommitResult::Rejected(violation) => {
             assert!(violation.to_string().contains(expect), "{violation}");
         }
-        durable @ CommitResult::Durable { .. } => panic!("{durable:?}, not {expect}"),
+        other => panic!("{other:?}, not {expect}"),
     };
     check(vec![text(&unknown, epoch, 1)], "unknown was never begun");
     check(vec![text(&known, epoch + 1, 1)], "does not belong to epoch");

@@ -79,7 +79,7 @@ fn claim(at: usize, by: &str) -> Write {
 fn rejected(committed: &CommitResult) -> String {
     match committed {
         CommitResult::Rejected(violation) => violation.to_string(),
-        CommitResult::Durable { .. } => panic!("it is durable"),
+        other => panic!("{other:?}"),
     }
 }
 

@@ -16,6 +16,19 @@ pub const JOURNAL_BATCH: usize = 4096;
 /// How long the journal's writer waits for a locked database before it reports a stall.
 pub const JOURNAL_BUSY_TIMEOUT: Duration = Duration::from_millis(250);
 
+/// How long a request waits for another one of its chat, which the journal may hold up.
+pub const CHAT_LOCK: Duration = Duration::from_secs(1);
+
+/// How long a request waits until the journal has its rows, before it takes them back: a client
+/// that waits longer has given up.
+pub const JOURNAL_ANSWER: Duration = Duration::from_millis(2500);
+
+/// How long it then waits for the journal to give them back: some of its waits for a lock or a disk.
+pub const JOURNAL_WITHDRAWAL: Duration = Duration::from_secs(1);
+
+/// How long any other request waits for a journal that fails, before it is answered without.
+pub const JOURNAL_REQUEST: Duration = Duration::from_millis(4500);
+
 /// How long opening the journal waits for another process that holds its database.
 pub const JOURNAL_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -395,7 +395,12 @@ impl PlaneWorker {
                     }
                 },
                 Err(SubmitError::Stopping) => return done,
-                Err(error @ (SubmitError::TooMany | SubmitError::Journal(_))) => {
+                Err(
+                    error @ (SubmitError::TooMany
+                    | SubmitError::Journal(_)
+                    | SubmitError::Stalled
+                    | SubmitError::Unknown),
+                ) => {
                     // The requests behind it wait too, because their order is kept.
                     (is_full, done) = (
                         true,

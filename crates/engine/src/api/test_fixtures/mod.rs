@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use self::hostile_events::hostile_items;
@@ -30,7 +30,7 @@ use marshal_fleet::{
     AnswerError, AnswerReceipt, AnswerRequest, Conversation, ConversationRequest, ConversationView,
     FleetEvent, LogTail, OpenError, PolicyStatus, Readiness, SlotView, Stop, TaskReport,
 };
-use marshal_journal::StoredApproval;
+use marshal_journal::{Health, StoredApproval};
 use marshal_model::{
     DecidedBy, Decision, Event, EventId, PermissionRequestId, PoolName, RunId, SessionId, SlotId,
     SlotState, StampedEvent, TaskId, TaskOutcome, TaskSpec, UnaskedCalls, UntrustedText, Usage,
@@ -338,6 +338,11 @@ impl History for RecordedSessions {
     }
 }
 
+/// The health of a journal that never fails.
+pub(crate) fn healthy() -> watch::Receiver<Health> {
+    watch::channel(Health::Ok).1
+}
+
 impl Fleet for FakeFleet {
     async fn approvals(&self, _: bool) -> Result<Vec<StoredApproval>, String> {
         Ok(Vec::new())
@@ -462,6 +467,10 @@ impl Fleet for FakeFleet {
 
     fn readiness(&self) -> Readiness {
         Readiness::Ready
+    }
+
+    fn journal_health(&self) -> watch::Receiver<Health> {
+        healthy()
     }
 
     async fn open_conversation(&self, _: ConversationRequest) -> Result<Conversation, OpenError> {

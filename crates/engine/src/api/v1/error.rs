@@ -13,6 +13,9 @@ use marshal_model::untrusted::escape_for_display;
 /// The maximum length of a detail, in characters.
 const DETAIL: usize = 1000;
 
+/// When a client may try again what cannot be carried out now, in seconds.
+const RETRY_AFTER: &str = "5";
+
 /// An error response that is not sent yet.
 #[derive(Debug)]
 pub(super) struct ApiError {
@@ -90,7 +93,9 @@ impl ApiError {
         if let Some(allow) = allow {
             headers.insert(header::ALLOW, allow);
         }
-        if let Some(again) = self.retry_after {
+        let is_unavailable = self.status == StatusCode::SERVICE_UNAVAILABLE;
+        let again = self.retry_after.or(is_unavailable.then_some(RETRY_AFTER));
+        if let Some(again) = again {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static(again));
         }
         if self.closes_connection {

@@ -155,7 +155,7 @@ impl Inner {
             is_there,
         )?;
         let (begun, writes, planner) = begun;
-        self.fleet.commit_rows(writes).await?;
+        self.fleet.accept_rows(writes).await?;
         if let Some(planner) = planner {
             self.wake(planner, |wants| wants.turns += 1);
         }
