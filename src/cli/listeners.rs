@@ -295,7 +295,7 @@ impl Listeners {
         let readiness = fleet.clone();
         let pages = Pages {
             metrics,
-            journal: fleet.journal_health(),
+            outages: fleet.outages(),
             ready: Arc::new(move || readiness.readiness()),
             tokens: tokens.as_ref().map(|(tokens, _)| tokens.clone()),
             extra_routes: tokens.map_or_else(Router::new, |(tokens, resources)| {

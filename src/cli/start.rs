@@ -400,6 +400,8 @@ async fn run_maintenance(
     let mut health = journal.health();
     let cleared = fleet.clone();
     tokio::spawn(async move { cleared.clear_leftovers().await });
+    let asked = fleet.clone();
+    tokio::spawn(async move { asked.end_store_outages().await });
     loop {
         tokio::select! {
             _ = upkeep.tick() => exporter.upkeep(),

@@ -32,6 +32,7 @@ mod live_actor;
 mod mailbox;
 mod notification;
 mod operator;
+mod outage;
 mod path_lookup;
 mod paused_runs;
 mod pool;
@@ -82,6 +83,7 @@ pub use conversation_list::ConversationView;
 pub use files::{FileRead, FileWrite, FilesError, HostAccessError, Parents};
 pub use fleet_event::{ChangeKind, FileChange, FleetEvent, SlotView, TaskReport};
 pub use operator::OperatorError;
+pub use outage::Outages;
 pub use path_lookup::path_enters_directory;
 pub use reload::{
     LastReload, PolicyReadResult, PolicyReader, PolicyStatus, PolicyView, ShadowView,
@@ -638,10 +640,7 @@ impl FleetHandle {
         if self.0.shared.is_draining() {
             reasons.push("the supervisor is stopping".to_owned());
         }
-        let health = self.0.shared.journal.health().borrow().clone();
-        if let Some(why) = health.reason() {
-            reasons.push(format!("the journal is not writable: {why}"));
-        }
+        reasons.extend(self.storage_faults());
         let slots = self.slots();
         for name in self.0.pools.keys() {
             let mut own = slots.iter().filter(|view| view.slot.pool == *name);

@@ -27,8 +27,10 @@ mod sweep;
 mod version;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use self::change::{Change, ChangeOutcome, DigestedFile, FileLocation, Operation};
@@ -62,7 +64,25 @@ enum Backend {
 ///
 /// Dropping one of its futures leaves the write complete or not made, never partial.
 #[derive(Debug)]
-pub struct Store(Backend);
+pub struct Store {
+    backend: Backend,
+    outage: Outage,
+}
+
+/// Why the database does not answer now; `None` while it does.
+type Outage = Arc<watch::Sender<Option<String>>>;
+
+/// Publishes a change of the outage.
+fn report(outage: &Outage, why: Option<String>) {
+    outage.send_if_modified(|now| {
+        // Another reason is no news.
+        let changed = now.is_some() != why.is_some();
+        if changed {
+            *now = why;
+        }
+        changed
+    });
+}
 
 impl Store {
     /// Opens the store in a state directory, and creates it if there is none.
@@ -70,7 +90,10 @@ impl Store {
     /// # Errors
     /// [`StoreError::InsecureFile`] if others can access it, and database errors.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
-        Ok(Self(Backend::Sqlite(Sqlite::open(dir, now_ms())?)))
+        Ok(Self {
+            backend: Backend::Sqlite(Sqlite::open(dir, now_ms())?),
+            outage: Outage::default(),
+        })
     }
 
     /// Connects to a PostgreSQL server, and makes the store's tables if there are none.
@@ -79,8 +102,32 @@ impl Store {
     /// [`StoreError::Connection`] if the connection string cannot be used,
     /// [`StoreError::Unreachable`] if the server cannot be reached, and other errors of the server.
     pub async fn connect(server: &Server) -> Result<Self, StoreError> {
-        let store = Postgres::connect(server, now_ms()).await?;
-        Ok(Self(Backend::Postgres(Box::new(store))))
+        let outage = Outage::default();
+        let store = Postgres::connect(server, now_ms(), &outage).await?;
+        Ok(Self {
+            backend: Backend::Postgres(Box::new(store)),
+            outage,
+        })
+    }
+
+    /// Why the database does not answer, now and at every change; `None` while it does.
+    #[must_use]
+    pub fn outage(&self) -> watch::Receiver<Option<String>> {
+        self.outage.subscribe()
+    }
+
+    /// Asks a database that does not answer until it does again; never returns. Otherwise an outage
+    /// would last until somebody needs the store.
+    pub async fn end_outages(&self) {
+        let mut outage = self.outage();
+        loop {
+            if outage.borrow_and_update().is_some() {
+                tokio::time::sleep(limits::STORE_PROBE).await;
+                let _ = self.workspaces().await;
+            } else if outage.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Registers a workspace; an existing registration stays unchanged.
@@ -107,7 +154,7 @@ impl Store {
     /// Whether other supervisors can use the same store.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        matches!(self.0, Backend::Postgres(_))
+        matches!(self.backend, Backend::Postgres(_))
     }
 
     /// The registered workspaces, by their ids.
@@ -350,7 +397,7 @@ impl Store {
 
     /// Refuses new operations and waits for the accepted ones.
     pub async fn close(&self) {
-        match &self.0 {
+        match &self.backend {
             Backend::Sqlite(store) => store.close().await,
             Backend::Postgres(store) => store.close(),
         }
@@ -367,7 +414,7 @@ impl Store {
     }
 
     fn label(&self) -> &str {
-        match &self.0 {
+        match &self.backend {
             Backend::Sqlite(store) => store.label(),
             Backend::Postgres(store) => store.label(),
         }
@@ -394,8 +441,8 @@ impl Store {
             Operation::Sweep(_) => StoreOperation::Sweep,
             _ => StoreOperation::Write,
         };
-        count(operation, async {
-            match &self.0 {
+        self.count(operation, async {
+            match &self.backend {
                 Backend::Sqlite(store) => store.apply(change).await,
                 Backend::Postgres(store) => store.apply(&change).await,
             }
@@ -404,35 +451,43 @@ impl Store {
     }
 
     async fn query(&self, question: Query) -> Result<QueryResult, StoreError> {
-        count(StoreOperation::Read, async {
-            match &self.0 {
+        self.count(StoreOperation::Read, async {
+            match &self.backend {
                 Backend::Sqlite(store) => store.query(question).await,
                 Backend::Postgres(store) => store.query(&question).await,
             }
         })
         .await
     }
-}
 
-/// Counts an operation and its duration.
-async fn count<T>(
-    operation: StoreOperation,
-    work: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
-    let began = Instant::now();
-    let done = work.await;
-    let result = match &done {
-        Ok(_) => StoreResult::Ok,
-        Err(error) if error.is_failure() => StoreResult::Failed,
-        Err(_) => StoreResult::Refused,
-    };
-    StoreOperationEnded {
-        operation,
-        result,
-        took: began.elapsed(),
+    /// Counts an operation and its duration, and reports whether the database answers.
+    async fn count<T>(
+        &self,
+        operation: StoreOperation,
+        work: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let began = Instant::now();
+        let done = work.await;
+        let result = match &done {
+            Err(error) if error.is_failure() => StoreResult::Failed,
+            Err(_) => StoreResult::Refused,
+            Ok(_) => StoreResult::Ok,
+        };
+        match &done {
+            Err(StoreError::Closed) => {}
+            Err(error) if result == StoreResult::Failed => {
+                report(&self.outage, Some(error.to_string()));
+            }
+            _ => report(&self.outage, None),
+        }
+        StoreOperationEnded {
+            operation,
+            result,
+            took: began.elapsed(),
+        }
+        .emit();
+        done
     }
-    .emit();
-    done
 }
 
 /// Runs work over this many bytes, in a blocking thread unless it is too small for that.

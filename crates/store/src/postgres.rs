@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -23,6 +23,7 @@ use super::query::{Query, QueryResult, run_query};
 use super::rows::{DbTransaction, Row, Value};
 use super::schema;
 use super::server::Server;
+use super::{Outage, report};
 use marshal_model::limits;
 
 /// The advisory lock of the database for migrations of the schema.
@@ -37,6 +38,7 @@ pub(super) struct Postgres {
     server: Server,
     permits: Semaphore,
     idle: Mutex<Vec<Connection>>,
+    outage: Outage,
 }
 
 #[derive(Debug)]
@@ -69,11 +71,16 @@ struct Attempt<'a> {
 }
 
 impl Postgres {
-    pub(super) async fn connect(server: &Server, now_ms: i64) -> Result<Self, StoreError> {
+    pub(super) async fn connect(
+        server: &Server,
+        now_ms: i64,
+        outage: &Outage,
+    ) -> Result<Self, StoreError> {
         let postgres = Self {
             server: server.clone(),
             permits: Semaphore::new(limits::STORE_CONNECTIONS),
             idle: Mutex::default(),
+            outage: Arc::clone(outage),
         };
         if let WorkResult::Migrated(found) = postgres.run_with_retry(Work::Migrate(now_ms)).await?
             && found > schema::latest_version()
@@ -143,6 +150,9 @@ impl Postgres {
             unknown |= tried.committing && trouble.kind == DbErrorKind::Unreachable;
             again = true;
             if trouble.kind == DbErrorKind::Unreachable {
+                let label = &self.server.label;
+                let why = format!("{label} cannot be reached ({})", trouble.detail);
+                report(&self.outage, Some(why));
                 // What waits was connected to the same server.
                 self.lock_idle().clear();
             }
@@ -174,14 +184,14 @@ impl Postgres {
                 .connect(tls.clone())
                 .await
                 .map_err(|error| self.db_error(&error))?;
-            tokio::spawn(connection);
+            self.spawn(connection);
             client
         } else {
             let (client, connection) = config
                 .connect(NoTls)
                 .await
                 .map_err(|error| self.db_error(&error))?;
-            tokio::spawn(connection);
+            self.spawn(connection);
             client
         };
         let ms = |time: Duration| time.as_millis();
@@ -202,6 +212,19 @@ impl Postgres {
             client,
             prepared: HashMap::new(),
         })
+    }
+
+    /// Drives a connection, and reports its loss at once: a server that goes while nobody asks it.
+    fn spawn<F>(&self, connection: F)
+    where
+        F: Future<Output = Result<(), tokio_postgres::Error>> + Send + 'static,
+    {
+        let (outage, label) = (Arc::clone(&self.outage), self.server.label.clone());
+        tokio::spawn(async move {
+            if connection.await.is_err() {
+                report(&outage, Some(format!("{label} ended a connection")));
+            }
+        });
     }
 
     async fn begin(&self, sql: &str) -> Result<Transaction<'_>, DbError> {

@@ -50,8 +50,7 @@ use self::connection_limit::ConnectionLimit;
 use self::origin::{HostNames, check_origin};
 use super::guard::{self, Peer, RequestCredentials, Role};
 use super::tokens::Tokens;
-use marshal_fleet::Readiness;
-use marshal_journal::Health;
+use marshal_fleet::{Outages, Readiness};
 use marshal_model::limits;
 use marshal_telemetry::PageFormat;
 use marshal_telemetry::event::http::RequestAnswered;
@@ -69,8 +68,8 @@ pub struct Pages {
     pub metrics: Render,
     /// Whether the supervisor accepts work.
     pub ready: ReadinessCheck,
-    /// The journal's health: a request that it does not answer is answered without it.
-    pub journal: watch::Receiver<Health>,
+    /// What keeps requests from being answered: during that they are answered without.
+    pub outages: watch::Receiver<Outages>,
     /// Further routes, with their own authentication.
     pub extra_routes: Router,
     /// The tokens that give access to the metrics from another host; `None` allows no access from
@@ -200,7 +199,7 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
 
 fn router(pages: Pages, names: HostNames) -> Router {
     let approvals = pages.extra_routes.clone().with_state(());
-    let journal = pages.journal.clone();
+    let outages = pages.outages.clone();
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
@@ -210,32 +209,38 @@ fn router(pages: Pages, names: HostNames) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn(limit_body))
         .layer(middleware::from_fn_with_state(names, check_origin))
-        .layer(middleware::from_fn_with_state(journal, answer_in_time))
+        .layer(middleware::from_fn_with_state(outages, answer_in_time))
         .layer(middleware::from_fn(count_request))
         .with_state(pages)
 }
 
-/// Answers a request for which the journal does nothing. What changes something goes on without its
-/// client ([`guard`]); the requests that begin work have a shorter bound, and take back what they
-/// asked for.
+/// Answers a request for which the journal or the store does nothing. What changes something goes on
+/// without its client ([`guard`]); the requests that begin work have a shorter bound, and take back
+/// what they asked for.
 async fn answer_in_time(
-    State(mut journal): State<watch::Receiver<Health>>,
+    State(mut outages): State<watch::Receiver<Outages>>,
     request: Request,
     next: Next,
 ) -> Response {
-    let stalled = async {
+    let path = request.uri().path();
+    let is_about_files = path.starts_with("/api/v1/workspaces/") && !path.contains("/chats");
+    let reason_now = move |outages: &mut watch::Receiver<Outages>| {
+        let now = outages.borrow_and_update();
+        let store = now.store.as_ref().filter(|_| is_about_files);
+        now.journal.as_ref().or(store).cloned()
+    };
+    let lasting = async {
         loop {
-            let reason = describe_failure(&mut journal);
-            let Some(reason) = reason else {
-                changed(&mut journal).await;
+            let Some(reason) = reason_now(&mut outages) else {
+                changed(&mut outages).await;
                 continue;
             };
-            let recovered = async {
-                while describe_failure(&mut journal).is_some() {
-                    changed(&mut journal).await;
+            let over = async {
+                while reason_now(&mut outages).is_some() {
+                    changed(&mut outages).await;
                 }
             };
-            let waited = tokio::time::timeout(limits::JOURNAL_REQUEST, recovered).await;
+            let waited = tokio::time::timeout(limits::OUTAGE_ANSWER, over).await;
             if waited.is_err() {
                 return reason;
             }
@@ -243,10 +248,10 @@ async fn answer_in_time(
     };
     let reason = tokio::select! {
         response = next.run(request) => return response,
-        reason = stalled => reason,
+        reason = lasting => reason,
     };
     let detail = format!(
-        "the journal is {}; the request may still be carried out: look before you send it again",
+        "{}; the request may still be carried out: look before you send it again",
         marshal_model::untrusted::escape_for_display(&reason, 400)
     );
     let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, &detail);
@@ -255,15 +260,9 @@ async fn answer_in_time(
     response
 }
 
-/// Why the journal does nothing now, if it does not.
-fn describe_failure(journal: &mut watch::Receiver<Health>) -> Option<String> {
-    let health = journal.borrow_and_update();
-    (!health.is_ok()).then(|| health.to_string())
-}
-
 /// Waits for the next change; for ever if the supervisor ends, because the request does, too.
-async fn changed(journal: &mut watch::Receiver<Health>) {
-    if journal.changed().await.is_err() {
+async fn changed(outages: &mut watch::Receiver<Outages>) {
+    if outages.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::*;
-use crate::api::test_fixtures::healthy;
+use crate::api::test_fixtures::no_outages;
 
 /// Long enough for a loaded machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ async fn server_of(ready: Readiness, bounds: Bounds, approvals: Router) -> Serve
     let stop = CancellationToken::new();
     let pages = Pages {
         metrics: Arc::new(|_| "marshal_build_info 1\n".to_owned()),
-        journal: healthy(),
+        outages: no_outages(),
         ready: Arc::new(move || ready.clone()),
         extra_routes: approvals,
         tokens: None,
@@ -254,7 +254,7 @@ async fn a_render_that_panics_is_an_error_page() {
     let addr = listener.addr().expect("an address");
     let pages = Pages {
         metrics: Arc::new(|_| panic!("wanted by the test")),
-        journal: healthy(),
+        outages: no_outages(),
         ready: Arc::new(|| Readiness::Ready),
         extra_routes: Router::new(),
         tokens: None,
@@ -514,7 +514,7 @@ async fn the_socket_serves_the_same_and_leaves_no_file() {
     let listener = bind_socket(dir.path()).expect("bound");
     let pages = Pages {
         metrics: Arc::new(|_| "up 1\n".to_owned()),
-        journal: healthy(),
+        outages: no_outages(),
         ready: Arc::new(|| Readiness::Ready),
         extra_routes: Router::new(),
         tokens: None,
@@ -564,7 +564,7 @@ async fn from_other_hosts_the_metrics_need_a_token_and_no_reason_is_told() {
     ] {
         let pages = Pages {
             metrics: Arc::new(|_| "up 1\n".to_owned()),
-            journal: healthy(),
+            outages: no_outages(),
             ready: Arc::new(|| Readiness::NotReady(vec!["pool demo is parked".to_owned()])),
             extra_routes: Router::new(),
             tokens: Some(tokens.clone()),

@@ -11,10 +11,10 @@ use tokio::sync::{broadcast, mpsc, watch};
 use super::history::{History, JournalHistory};
 use marshal_fleet::{
     AnswerError, AnswerReceipt, AnswerRequest, Conversation, ConversationRequest, ConversationView,
-    FleetEvent, FleetHandle, LogTail, OpenError, OperatorError, PolicyStatus, PoolView, Readiness,
-    ResumeRunError, RunBounds, SlotView, Stop, SubmitError, TaskReport,
+    FleetEvent, FleetHandle, LogTail, OpenError, OperatorError, Outages, PolicyStatus, PoolView,
+    Readiness, ResumeRunError, RunBounds, SlotView, Stop, SubmitError, TaskReport,
 };
-use marshal_journal::{Health, StoredApproval};
+use marshal_journal::StoredApproval;
 use marshal_model::{PermissionRequestId, PoolName, RunId, SlotId, TaskId, TaskSpec};
 use marshal_telemetry::labels::ReloadCause;
 
@@ -109,8 +109,8 @@ pub trait Fleet: Clone + Send + Sync + 'static {
     /// Returns whether the fleet accepts work.
     fn readiness(&self) -> Readiness;
 
-    /// The health of its journal, now and at every change.
-    fn journal_health(&self) -> watch::Receiver<Health>;
+    /// Why the journal or the store does nothing, now and at every change.
+    fn outages(&self) -> watch::Receiver<Outages>;
 
     /// Whether a run is paused, because its last tasks were denied.
     fn is_paused(&self, run: &RunId) -> bool;
@@ -265,8 +265,8 @@ impl Fleet for FleetHandle {
         self.readiness()
     }
 
-    fn journal_health(&self) -> watch::Receiver<Health> {
-        self.journal().health()
+    fn outages(&self) -> watch::Receiver<Outages> {
+        self.outages()
     }
 
     fn is_paused(&self, run: &RunId) -> bool {

@@ -26,8 +26,12 @@ pub const JOURNAL_ANSWER: Duration = Duration::from_millis(2500);
 /// How long it then waits for the journal to give them back: some of its waits for a lock or a disk.
 pub const JOURNAL_WITHDRAWAL: Duration = Duration::from_secs(1);
 
-/// How long any other request waits for a journal that fails, before it is answered without.
-pub const JOURNAL_REQUEST: Duration = Duration::from_millis(4500);
+/// How long any other request waits for a journal or a store that fails, before it is answered
+/// without.
+pub const OUTAGE_ANSWER: Duration = Duration::from_millis(4500);
+
+/// The time between two questions whether the store's database answers again.
+pub const STORE_PROBE: Duration = Duration::from_secs(2);
 
 /// How long opening the journal waits for another process that holds its database.
 pub const JOURNAL_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -117,7 +121,7 @@ pub const STORE_BATCH_BYTES: usize = STORE_CONTENT_BYTES;
 pub const STORE_READERS: usize = 4;
 
 /// How long SQLite waits for another process's lock.
-pub const STORE_BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+pub const STORE_BUSY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Connections to a PostgreSQL server.
 pub const STORE_CONNECTIONS: usize = 4;

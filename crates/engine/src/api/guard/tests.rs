@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::api::http::{self, Bounds, Pages};
-use crate::api::test_fixtures::healthy;
+use crate::api::test_fixtures::no_outages;
 use crate::api::tokens::{APPROVERS_DIR, TOKEN_FILE};
 use marshal_config::NamedToken;
 use marshal_fleet::Readiness;
@@ -96,7 +96,7 @@ async fn world(about: RouteScope) -> World {
         .route("/forgotten", get(ok));
     let pages = Pages {
         metrics: Arc::new(|_| String::new()),
-        journal: healthy(),
+        outages: no_outages(),
         ready: Arc::new(|| Readiness::Ready),
         extra_routes: with_guard(pages, &tokens, ROUTES, about),
         tokens: Some(tokens),

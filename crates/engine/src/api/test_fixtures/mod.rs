@@ -28,9 +28,9 @@ use super::service::{Fleet, Refusal, Reports, ResumedRun};
 use marshal_fleet::PoolView;
 use marshal_fleet::{
     AnswerError, AnswerReceipt, AnswerRequest, Conversation, ConversationRequest, ConversationView,
-    FleetEvent, LogTail, OpenError, PolicyStatus, Readiness, SlotView, Stop, TaskReport,
+    FleetEvent, LogTail, OpenError, Outages, PolicyStatus, Readiness, SlotView, Stop, TaskReport,
 };
-use marshal_journal::{Health, StoredApproval};
+use marshal_journal::StoredApproval;
 use marshal_model::{
     DecidedBy, Decision, Event, EventId, PermissionRequestId, PoolName, RunId, SessionId, SlotId,
     SlotState, StampedEvent, TaskId, TaskOutcome, TaskSpec, UnaskedCalls, UntrustedText, Usage,
@@ -338,9 +338,9 @@ impl History for RecordedSessions {
     }
 }
 
-/// The health of a journal that never fails.
-pub(crate) fn healthy() -> watch::Receiver<Health> {
-    watch::channel(Health::Ok).1
+/// Of a journal and a store that never fail.
+pub(crate) fn no_outages() -> watch::Receiver<Outages> {
+    watch::channel(Outages::default()).1
 }
 
 impl Fleet for FakeFleet {
@@ -469,8 +469,8 @@ impl Fleet for FakeFleet {
         Readiness::Ready
     }
 
-    fn journal_health(&self) -> watch::Receiver<Health> {
-        healthy()
+    fn outages(&self) -> watch::Receiver<Outages> {
+        no_outages()
     }
 
     async fn open_conversation(&self, _: ConversationRequest) -> Result<Conversation, OpenError> {
