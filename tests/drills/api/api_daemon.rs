@@ -65,7 +65,9 @@ impl Response {
         assert_eq!(self.status, status, "{self:?}");
         let body = self.json();
         assert_eq!(body["status"], status, "{self:?}");
-        assert_eq!(body["type"], "about:blank", "{self:?}");
+        let code = body["code"].as_str().expect("a code");
+        assert_eq!(body["type"], format!("/problems#{code}"), "{self:?}");
+        assert!(self.header("x-request-id").is_some(), "{self:?}");
         assert!(body["detail"].as_str().is_some_and(|text| text.len() > 10));
         let form = self.header("content-type");
         assert_eq!(form, Some("application/problem+json"), "{self:?}");

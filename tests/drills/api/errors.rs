@@ -199,3 +199,58 @@ fn policies_alone_are_read_again() {
     assert_eq!(read.status, 200, "{read:?}");
     assert_eq!(read.json()["last_reload"]["cause"], "request");
 }
+
+#[test]
+fn an_error_has_a_code_and_its_type_leads_to_the_list() {
+    let api = ApiDaemon::of(POOL);
+    for (path, status, code) in [
+        ("/tasks/none:none", 404, "not_found"),
+        ("/tasks?unknown=1", 400, "invalid_request"),
+        ("/nowhere", 404, "not_found"),
+    ] {
+        let response = api.get(path);
+        response.assert_problem(status);
+        let problem = response.json();
+        assert_eq!(problem["code"], code, "{problem}");
+        let kind = problem["type"].as_str().expect("a type");
+        let (page, name) = kind.split_once('#').expect("a place on a page");
+        assert_eq!(name, code);
+        let (status, text) = crate::drill::get(&api.address, page);
+        assert_eq!(status, 200, "{text}");
+        assert!(text.contains(&format!("| `{code}` |")), "{text}");
+    }
+}
+
+#[test]
+fn a_request_has_an_id_which_may_be_the_clients() {
+    let api = ApiDaemon::of(POOL);
+    let own = api.plain("GET /healthz", &["X-Request-Id: of.the-client_1"], "");
+    assert_eq!(own.header("x-request-id"), Some("of.the-client_1"));
+    let mut seen = std::collections::BTreeSet::new();
+    let long = format!("X-Request-Id: {}", "x".repeat(65));
+    for head in [
+        &[][..],
+        &["X-Request-Id: a b"],
+        &["X-Request-Id: "],
+        &[&long],
+    ] {
+        let response = api.plain("GET /healthz", head, "");
+        let id = response.header("x-request-id").expect("an id").to_owned();
+        assert_eq!(id.len(), 36, "{id}");
+        assert!(seen.insert(id), "{head:?}");
+    }
+    let task = api.post("/tasks", r#"{"prompt": "say made"}"#);
+    let place = task.header("location").expect("a place").to_owned();
+    let made = api.plain(
+        &format!("GET {place}"),
+        &[&format!("Authorization: Bearer {}", api.token)],
+        "",
+    );
+    assert_eq!(
+        (made.status, made.json()["id"].clone()),
+        (200, task.json()["id"].clone())
+    );
+    let workspace = api.see("/workspaces/main");
+    assert_eq!(workspace["name"], "main");
+    api.get("/workspaces/none").assert_problem(404);
+}

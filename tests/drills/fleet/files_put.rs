@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 
-use crate::chat_client::Daemon;
+use crate::chat_client::{Answer, Daemon};
 use crate::fleet::files::{FILES, drill};
 
 #[test]
@@ -82,4 +82,135 @@ fn a_file_that_other_programs_obey_is_written_by_an_admin_only() {
     daemon.token = admin;
     assert_eq!(put(&daemon, "AGENTS.md").status, 200);
     assert!(drill.workspace().join("AGENTS.md").exists());
+}
+
+/// The value of a response's header.
+fn header(answer: &Answer, name: &str) -> Option<String> {
+    let lines = answer.head.lines().filter_map(|line| line.split_once(": "));
+    let mut of_name = lines.filter(|(key, _)| key.eq_ignore_ascii_case(name));
+    of_name.next().map(|(_, value)| value.to_owned())
+}
+
+#[test]
+fn a_change_is_made_only_from_the_version_that_its_client_has_seen() {
+    let drill = drill("");
+    let daemon = Daemon::start(&drill);
+    let path = format!("{FILES}/shared.txt");
+    let put = |header: &str, text: &str| {
+        let body = json!({"content": text}).to_string();
+        daemon.request("PUT", &path, &format!("{header}\r\n"), &body)
+    };
+    let made = put("If-None-Match: *", "one");
+    assert_eq!(
+        (made.status, header(&made, "etag")),
+        (200, Some("\"1\"".to_owned())),
+        "{made:?}"
+    );
+    let again = put("If-None-Match: *", "other");
+    assert_eq!(
+        (again.status, &again.body["code"]),
+        (412, &json!("stale")),
+        "{again:?}"
+    );
+    // Two clients have read the same version, and the second one's change would undo the first's.
+    assert_eq!(put("If-Match: \"1\"", "two").status, 200);
+    let lost = put("If-Match: \"1\"", "three");
+    assert_eq!(
+        (lost.status, &lost.body["code"]),
+        (412, &json!("stale")),
+        "{lost:?}"
+    );
+    assert_eq!(
+        fs::read_to_string(drill.workspace().join("shared.txt")).expect("there"),
+        "two"
+    );
+    let got = daemon.get(&path);
+    assert_eq!(header(&got, "etag").as_deref(), Some("\"2\""), "{got:?}");
+    let unchanged = daemon.request("GET", &path, "If-None-Match: \"2\"\r\n", "");
+    assert_eq!(
+        (unchanged.status, &unchanged.body),
+        (304, &serde_json::Value::Null),
+        "{unchanged:?}"
+    );
+    assert_eq!(
+        daemon
+            .request("GET", &path, "If-None-Match: \"1\"\r\n", "")
+            .status,
+        200
+    );
+    for odd in [
+        "If-Match: 2",
+        "If-Match: \"02\"",
+        "If-Match: *",
+        "If-Match: W/\"2\"",
+        "If-None-Match: \"2\"",
+    ] {
+        let refused = put(odd, "x");
+        assert_eq!(
+            (refused.status, &refused.body["code"]),
+            (400, &json!("invalid_request")),
+            "{odd}: {refused:?}"
+        );
+    }
+    let both = json!({"content": "x", "base": 1}).to_string();
+    let both = daemon.request("PUT", &path, "If-Match: \"2\"\r\n", &both);
+    assert_eq!(both.status, 400, "{both:?}");
+    // The base in the body is the same, with the status that it always had.
+    let stale = daemon.request(
+        "PUT",
+        &path,
+        "",
+        &json!({"content": "x", "base": 1}).to_string(),
+    );
+    assert_eq!(
+        (stale.status, &stale.body["code"]),
+        (409, &json!("stale")),
+        "{stale:?}"
+    );
+}
+
+#[test]
+fn a_file_is_deleted_and_can_be_restored() {
+    let drill = drill("");
+    let daemon = Daemon::start(&drill);
+    let path = format!("{FILES}/gone.txt");
+    let disk = drill.workspace().join("gone.txt");
+    assert_eq!(daemon.request("DELETE", &path, "", "").status, 404);
+    let put = json!({"content": "kept"}).to_string();
+    assert_eq!(daemon.request("PUT", &path, "", &put).status, 200);
+    // Somebody else changes it past the supervisor: that becomes a version, and is not lost.
+    fs::write(&disk, "changed outside").expect("written");
+    let stale = daemon.request("DELETE", &path, "If-Match: \"1\"\r\n", "");
+    assert_eq!(
+        (stale.status, &stale.body["code"]),
+        (412, &json!("stale")),
+        "{stale:?}"
+    );
+    assert!(disk.exists());
+    let deleted = daemon.request("DELETE", &path, "If-Match: \"2\"\r\n", "");
+    assert_eq!(
+        (deleted.status, &deleted.body["held"]),
+        (200, &json!("gone")),
+        "{deleted:?}"
+    );
+    assert!(!disk.exists());
+    assert_eq!(daemon.get(&path).status, 404);
+    assert_eq!(daemon.request("DELETE", &path, "", "").status, 404);
+    let restore = format!("{}/gone.txt", FILES.replace("/files", "/restore"));
+    let restored = daemon.post(&restore, &json!({"version": 2}));
+    assert_eq!(
+        (restored.status, &restored.body["version"]),
+        (200, &json!(4)),
+        "{restored:?}"
+    );
+    assert_eq!(fs::read_to_string(&disk).expect("back"), "changed outside");
+    // A directory and a file that others obey are not for everybody to delete.
+    fs::create_dir(drill.workspace().join("dir")).expect("a directory");
+    assert_eq!(
+        daemon
+            .request("DELETE", &format!("{FILES}/dir"), "", "")
+            .status,
+        409
+    );
+    assert!(drill.workspace().join("dir").exists());
 }

@@ -23,6 +23,7 @@ mod connection;
 mod connection_limit;
 mod listen;
 mod origin;
+pub mod problem;
 mod tls;
 mod write_timeout;
 
@@ -48,6 +49,8 @@ pub(super) use self::connection::ConnectionHandle;
 use self::connection::ConnectionServer;
 use self::connection_limit::ConnectionLimit;
 use self::origin::{HostNames, check_origin};
+use self::problem::PROBLEMS;
+pub(super) use self::problem::ProblemKind;
 use super::guard::{self, Peer, RequestCredentials, Role};
 use super::tokens::Tokens;
 use marshal_fleet::{Outages, Readiness};
@@ -204,6 +207,7 @@ fn router(pages: Pages, names: HostNames) -> Router {
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
         .route("/readyz", get(ready))
+        .route(PROBLEMS, get(problems))
         .merge(approvals)
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
@@ -254,7 +258,8 @@ async fn answer_in_time(
         "{}; the request may still be carried out: look before you send it again",
         marshal_model::untrusted::escape_for_display(&reason, 400)
     );
-    let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, &detail);
+    let status = StatusCode::SERVICE_UNAVAILABLE;
+    let mut response = problem_of(ProblemKind::Outage, status, &detail);
     let again = HeaderValue::from_static("5");
     response.headers_mut().insert(header::RETRY_AFTER, again);
     response
@@ -267,16 +272,37 @@ async fn changed(outages: &mut watch::Receiver<Outages>) {
     }
 }
 
+/// The header of a request's id.
+const REQUEST_ID: &str = "x-request-id";
+
+/// The id of a request: the client's, if it is a plain word, or a new one. It is in the response
+/// and in the log.
+fn request_id(given: Option<&HeaderValue>) -> String {
+    let given = given.and_then(|value| value.to_str().ok());
+    let is_plain = |id: &&str| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        (1..=64).contains(&id.len()) && id.bytes().all(is_plain)
+    };
+    let id = given.filter(is_plain).map(str::to_owned);
+    id.unwrap_or_else(|| uuid::Uuid::now_v7().to_string())
+}
+
 /// Counts each request, also those that are refused here.
 async fn count_request(request: Request, next: Next) -> Response {
     let endpoint = request.extensions().get::<MatchedPath>().cloned();
+    let id = request_id(request.headers().get(REQUEST_ID));
     let method = HttpMethod::parse(request.method().as_str()).unwrap_or(HttpMethod::Other);
     let began = Instant::now();
-    let response = next.run(request).await;
+    let mut response = next.run(request).await;
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    let status = response.status().as_u16();
+    tracing::debug!(request = id, %method, status, "answered");
     RequestAnswered {
         endpoint: endpoint.as_ref().map_or("unknown", MatchedPath::as_str),
         method,
-        code: match response.status().as_u16() {
+        code: match status {
             ..200 => HttpCode::Informational,
             200..300 => HttpCode::Success,
             300..400 => HttpCode::Redirect,
@@ -317,6 +343,10 @@ pub(super) fn with_connection_close(mut response: Response) -> Response {
     let close = HeaderValue::from_static("close");
     response.headers_mut().insert(header::CONNECTION, close);
     response
+}
+
+async fn problems() -> Response {
+    text(StatusCode::OK, problem::table())
 }
 
 async fn healthz() -> Response {
@@ -414,8 +444,14 @@ fn text(status: StatusCode, body: impl Into<Body>) -> Response {
 /// Creates an error response of RFC 9457. `detail` is our own text and contains nothing of the
 /// request.
 pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
+    problem_of(ProblemKind::of(status), status, detail)
+}
+
+/// [`problem`] of a kind that is narrower than its status.
+pub(super) fn problem_of(kind: ProblemKind, status: StatusCode, detail: &str) -> Response {
     let body = serde_json::json!({
-        "type": "about:blank",
+        "type": format!("{PROBLEMS}#{kind}"),
+        "code": kind.as_str(),
         "title": status.canonical_reason().unwrap_or("Error"),
         "status": status.as_u16(),
         "detail": detail,

@@ -12,8 +12,10 @@ use crate::FleetHandle;
 use marshal_model::WorkspaceName;
 use marshal_model::limits::STORE_CONTENT_BYTES;
 use marshal_sandbox::workspace::Root;
-use marshal_sandbox::workspace::host_access::{FileContent, HostAccessError, Parents, write};
-use marshal_store::{Base, Cause, Digest, Origin, Version};
+use marshal_sandbox::workspace::host_access::{
+    FileContent, HostAccessError, Parents, remove, write,
+};
+use marshal_store::{Author, Base, Cause, Digest, Origin, Version};
 
 /// The content of a file that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,7 +108,65 @@ impl FleetHandle {
     }
 }
 
+impl FleetHandle {
+    /// Deletes a file of a registered workspace: first by a version that says so, then on the disk.
+    /// It is finished even if the caller drops the future.
+    ///
+    /// # Errors
+    /// [`FilesError`]; for a stale base [`marshal_store::StoreError::Stale`].
+    pub async fn delete_file(
+        &self,
+        workspace: &WorkspaceName,
+        path: &str,
+        base: Base,
+        origin: Origin,
+    ) -> Result<Version, FilesError> {
+        let spot = self.0.shared.files.resolve(workspace, path)?;
+        let shared = Arc::clone(&self.0.shared);
+        let task =
+            tokio::spawn(async move { shared.files.delete_version(&spot, base, origin).await });
+        task.await.map_err(|_| FilesError::Stopping)?
+    }
+}
+
 impl WorkspaceFiles {
+    /// Deletes a file. If it cannot be removed from the disk, its content becomes the next version.
+    async fn delete_version(
+        &self,
+        spot: &FileLocation,
+        base: Base,
+        origin: Origin,
+    ) -> Result<Version, FilesError> {
+        let _guard = self.lock(spot).await;
+        let observed = || Origin::new(Author::observed());
+        let synced = self.sync_locked(spot, observed()).await?;
+        let (Some(found), Some(current)) = (&synced.found, &synced.current) else {
+            return Err(FilesError::NoFile(spot.path.clone()));
+        };
+        let base = match base {
+            Base::Any => Base::At(current.v),
+            base => base,
+        };
+        let Digest(expected) = digest(found);
+        let deleted = self.store()?;
+        let deleted = deleted.delete(&spot.id, &spot.path, base, origin).await?;
+        let (root, path) = (spot.root.clone(), spot.path.clone());
+        let work = move || {
+            let root = Root::open_resolved(&root)?;
+            let removed = remove(&root, path.as_str(), expected);
+            removed.map_err(|source| FilesError::Disk { path, source })
+        };
+        let removed = self.ambient.run_blocking(work).await;
+        let removed = removed.map_err(|_| FilesError::Stopping)?;
+        if let Err(error) = removed {
+            if let Err(why) = self.sync_locked(spot, observed()).await {
+                tracing::warn!(path = ?spot.path, %why, "a file was not deleted, and cannot be read now: the next access stores its content");
+            }
+            return Err(error);
+        }
+        Ok(deleted)
+    }
+
     pub(super) async fn place_file(
         &self,
         spot: &FileLocation,

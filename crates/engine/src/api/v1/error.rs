@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 
 use super::routes::Route;
-use crate::api::http::{problem, with_connection_close};
+use crate::api::http::{ProblemKind, problem_of, with_connection_close};
 use marshal_model::untrusted::escape_for_display;
 
 /// The maximum length of a detail, in characters.
@@ -20,6 +20,7 @@ const RETRY_AFTER: &str = "5";
 #[derive(Debug)]
 pub(super) struct ApiError {
     status: StatusCode,
+    kind: ProblemKind,
     detail: String,
     allow: Option<String>,
     /// The value of `Retry-After`, in seconds.
@@ -32,6 +33,7 @@ impl ApiError {
     pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self {
             status,
+            kind: ProblemKind::of(status),
             detail: detail.into(),
             allow: None,
             retry_after: None,
@@ -69,6 +71,11 @@ impl ApiError {
         }
     }
 
+    /// Narrows the kind that the status has.
+    pub(super) fn with_kind(self, kind: ProblemKind) -> Self {
+        Self { kind, ..self }
+    }
+
     /// Adds `Retry-After`.
     pub(super) fn with_retry_after(self, seconds: &'static str) -> Self {
         Self {
@@ -86,7 +93,11 @@ impl ApiError {
     }
 
     pub(super) fn into_response(self) -> Response {
-        let mut response = problem(self.status, &escape_for_display(&self.detail, DETAIL));
+        let mut response = problem_of(
+            self.kind,
+            self.status,
+            &escape_for_display(&self.detail, DETAIL),
+        );
         let headers = response.headers_mut();
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         let allow = self.allow.and_then(|allow| allow.parse().ok());

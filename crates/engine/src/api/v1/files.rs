@@ -3,7 +3,8 @@
 //! Shows only what the version store has: these routes read no directory of the host. Must not know
 //! how versions are stored.
 
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
 use base64::Engine as _;
 use base64::alphabet::STANDARD as STANDARD_ALPHABET;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
@@ -13,6 +14,7 @@ use super::error::ApiError;
 use super::request_context::RequestContext;
 use super::views::{List, respond_ok, time};
 use super::{AppState, HandlerResult};
+use crate::api::http::ProblemKind;
 use marshal_config::Approver;
 use marshal_fleet::{FileWrite, FilesError, HostAccessError, Parents};
 use marshal_model::limits::{HTTP_PUT_BYTES, STORE_PAGE};
@@ -183,6 +185,76 @@ fn base(given: Option<u64>) -> Base {
     }
 }
 
+/// The entity tag of a version.
+fn entity_tag(version: u64) -> String {
+    format!("\"{version}\"")
+}
+
+/// Whether a tag of a header is this version's; `*` is of any.
+fn names_version(tag: &str, version: u64) -> bool {
+    tag == "*" || tag == entity_tag(version)
+}
+
+fn header_value<'a>(request: &'a RequestContext, name: &str) -> Result<Option<&'a str>, ApiError> {
+    let value = request.headers.get(name).map(|value| value.to_str());
+    let value = value.transpose().map(|value| value.map(str::trim));
+    value.map_err(|_| ApiError::bad_request(format!("the header {name} is not text")))
+}
+
+/// The base of a change: of the body, or of the headers `If-Match` and `If-None-Match`. With
+/// whether a header named it.
+fn base_of(request: &RequestContext, given: Option<u64>) -> Result<(Base, bool), ApiError> {
+    let bad =
+        |name: &str, form: &str| ApiError::bad_request(format!("the header {name} must be {form}"));
+    let matches = header_value(request, "if-match")?;
+    let matches = matches.map(|tag| {
+        let number = tag.strip_prefix('"').and_then(|tag| tag.strip_suffix('"'));
+        let number = number.and_then(|number| number.parse().ok());
+        let number = number.filter(|number| entity_tag(*number) == tag && *number > 0);
+        number.ok_or_else(|| bad("If-Match", "the ETag of one version, such as \"3\""))
+    });
+    let matches = matches.transpose()?;
+    let is_new = match header_value(request, "if-none-match")? {
+        None => false,
+        Some("*") => true,
+        Some(_) => return Err(bad("If-None-Match", "*: the file must not exist")),
+    };
+    match (matches, is_new, given) {
+        (None, false, given) => Ok((base(given), false)),
+        (None, true, None | Some(0)) => Ok((Base::New, true)),
+        (Some(v), false, given) if given.is_none_or(|given| given == v) => Ok((Base::At(v), true)),
+        _ => Err(ApiError::bad_request(
+            "\"base\", If-Match and If-None-Match do not agree: send one of them",
+        )),
+    }
+}
+
+/// The error of a change. A base that a header named is a precondition.
+fn change_error(error: &FilesError, by_header: bool) -> ApiError {
+    let is_stale = matches!(
+        error,
+        FilesError::Store(StoreError::Stale { .. } | StoreError::NoBase { .. })
+    );
+    match is_stale {
+        true if by_header => ApiError::new(StatusCode::PRECONDITION_FAILED, error.to_string()),
+        true => files_error(error).with_kind(ProblemKind::Stale),
+        false => files_error(error),
+    }
+}
+
+/// A version, with its entity tag.
+fn respond_version(version: &Version) -> HandlerResult {
+    let response = respond_ok(&VersionView::from_version(version))?;
+    Ok(with_entity_tag(response, version.v))
+}
+
+fn with_entity_tag(mut response: Response, version: u64) -> Response {
+    if let Ok(tag) = HeaderValue::from_str(&entity_tag(version)) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    response
+}
+
 fn files_error(error: &FilesError) -> ApiError {
     let status = match error {
         FilesError::NoWorkspace(_)
@@ -256,6 +328,16 @@ pub(super) async fn workspaces(app: AppState, _: RequestContext) -> HandlerResul
     })
 }
 
+pub(super) async fn get_workspace(app: AppState, request: RequestContext) -> HandlerResult {
+    let wanted = workspace(&request)?;
+    let names = app.fleet.workspaces();
+    let found = names.iter().find(|name| **name == wanted);
+    let found = found.ok_or_else(|| ApiError::not_found("there is no such workspace"))?;
+    respond_ok(&WorkspaceView {
+        name: found.to_string(),
+    })
+}
+
 pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResult {
     let workspace = workspace(&request)?;
     let prefix = request.query_param("prefix").unwrap_or("");
@@ -287,6 +369,12 @@ pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult
         );
         return Err(ApiError::not_found(detail));
     }
+    let number = fetched.version.v;
+    let known = header_value(&request, "if-none-match")?;
+    if known.is_some_and(|tag| names_version(tag, number)) {
+        let unchanged = StatusCode::NOT_MODIFIED.into_response();
+        return Ok(with_entity_tag(unchanged, number));
+    }
     let version = VersionView::from_version(&fetched.version);
     let content = fetched.content;
     let holds = move || {
@@ -296,9 +384,8 @@ pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult
     };
     let holds = tokio::task::spawn_blocking(holds).await;
     let holds = holds.map_err(|_| ApiError::unavailable("the content could not be encoded"))?;
-    app.transfer_budget
-        .respond(FileView { version, holds })
-        .await
+    let response = app.transfer_budget.respond(FileView { version, holds });
+    Ok(with_entity_tag(response.await?, number))
 }
 
 /// Refuses a file that other programs run or obey, unless the caller administrates the host anyway.
@@ -315,7 +402,7 @@ pub(super) async fn put(app: AppState, request: RequestContext) -> HandlerResult
     refuse_protected(&request)?;
     let workspace = workspace(&request)?;
     let put: Put = request.body()?;
-    let base = base(put.base);
+    let (base, by_header) = base_of(&request, put.base)?;
     let file = FileWrite {
         base,
         expected_digest: None,
@@ -326,8 +413,22 @@ pub(super) async fn put(app: AppState, request: RequestContext) -> HandlerResult
     let written = app
         .fleet
         .write_file(&workspace, request.path_param("path"), file);
-    let version = written.await.map_err(|error| files_error(&error))?;
-    respond_ok(&VersionView::from_version(&version))
+    let version = written.await;
+    let version = version.map_err(|error| change_error(&error, by_header))?;
+    respond_version(&version)
+}
+
+pub(super) async fn delete(app: AppState, request: RequestContext) -> HandlerResult {
+    refuse_protected(&request)?;
+    let workspace = workspace(&request)?;
+    let (base, by_header) = base_of(&request, None)?;
+    let origin = origin_of(&request.approver);
+    let deleted = app
+        .fleet
+        .delete_file(&workspace, request.path_param("path"), base, origin);
+    let version = deleted.await;
+    let version = version.map_err(|error| change_error(&error, by_header))?;
+    respond_version(&version)
 }
 
 pub(super) async fn history(app: AppState, request: RequestContext) -> HandlerResult {
@@ -377,7 +478,8 @@ pub(super) async fn restore(app: AppState, request: RequestContext) -> HandlerRe
     refuse_protected(&request)?;
     let workspace = workspace(&request)?;
     let wanted: Restore = request.body()?;
-    let of = (wanted.version, base(wanted.base));
+    let (base, by_header) = base_of(&request, wanted.base)?;
+    let of = (wanted.version, base);
     let _place = app.transfer_budget.acquire_work().await?;
     let restored = app.fleet.restore_file(
         &workspace,
@@ -385,8 +487,9 @@ pub(super) async fn restore(app: AppState, request: RequestContext) -> HandlerRe
         of,
         origin_of(&request.approver),
     );
-    let version = restored.await.map_err(|error| files_error(&error))?;
-    respond_ok(&VersionView::from_version(&version))
+    let version = restored.await;
+    let version = version.map_err(|error| change_error(&error, by_header))?;
+    respond_version(&version)
 }
 
 #[cfg(test)]

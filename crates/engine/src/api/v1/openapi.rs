@@ -73,6 +73,7 @@ fn document() -> Value {
         },
         "servers": [{"url": "/"}],
         "security": [{"token": []}],
+        "tags": tags(),
         "paths": paths,
         "components": {
             "securitySchemes": {
@@ -85,6 +86,27 @@ fn document() -> Value {
             "schemas": schemas,
         },
     })
+}
+
+/// What a route is about: chats and files of a workspace are subjects of their own.
+fn tag(path: &str) -> &str {
+    let mut parts = path.trim_start_matches("/api/v1/").split('/');
+    let subject = parts.next().unwrap_or_default();
+    match (subject, parts.nth(1)) {
+        ("workspaces", Some("chats")) => "chats",
+        ("workspaces", Some(_)) => "files",
+        ("openapi.json" | "config" | "stop" | "events", _) => "fleet",
+        _ => subject,
+    }
+}
+
+fn tags() -> Vec<Value> {
+    let names: std::collections::BTreeSet<&str> =
+        all_routes().map(|route| tag(route.path)).collect();
+    names
+        .into_iter()
+        .map(|name| json!({"name": name}))
+        .collect()
 }
 
 fn schema_ref(schema: &str) -> Value {
@@ -103,6 +125,7 @@ fn operation(route: &Route) -> Value {
     let mut operation = json!({
         "operationId": route.name,
         "summary": route.summary,
+        "tags": [tag(route.path)],
         "x-role": route.role.as_str(),
         "parameters": parameters,
         "responses": responses(route),

@@ -539,4 +539,13 @@ static ROUTES: &[Route] = &[
         handler: |app, request| Box::pin(pages::workspaces(app, request)),
         ..READ_ONLY
     },
+    Route {
+        path: "/api/v1/workspaces/{workspace}",
+        name: "getWorkspace",
+        summary: "Get one workspace",
+        response: (200, "Workspace"),
+        error_statuses: &[404],
+        handler: |app, request| Box::pin(pages::get_workspace(app, request)),
+        ..READ_ONLY
+    },
 ];

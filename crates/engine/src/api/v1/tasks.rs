@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -254,7 +254,12 @@ fn respond_submitted(run: &RunId) -> HandlerResult {
         run: run.to_string(),
         task: ONLY_TASK_ID,
     };
-    respond(StatusCode::ACCEPTED, &taken)
+    let place = format!("/api/v1/tasks/{}", taken.id);
+    let mut response = respond(StatusCode::ACCEPTED, &taken)?;
+    if let Ok(place) = HeaderValue::from_str(&place) {
+        response.headers_mut().insert(header::LOCATION, place);
+    }
+    Ok(response)
 }
 
 /// Returns the response for a task with the same key: accepted if it is the same task, an error if

@@ -11,6 +11,18 @@ use marshal_model::limits;
 /// A version number of a file.
 const VERSION: ParamKind = ParamKind::Text { longest: 20 };
 
+/// The version that a change is made from.
+const IF_MATCH: &[(&str, &str, usize)] = &[(
+    "If-Match",
+    "the ETag of the version that the change is made from; 412 if there is a newer one",
+    24,
+)];
+/// [`IF_MATCH`], or that there is none.
+const BASE: &[(&str, &str, usize)] = &[
+    IF_MATCH[0],
+    ("If-None-Match", "`*`: 412 if the file exists", 1),
+];
+
 /// The rows, ordered by path.
 pub(super) static ROUTES: &[Route] = &[
     Route {
@@ -57,6 +69,17 @@ pub(super) static ROUTES: &[Route] = &[
         ..READ_ONLY
     },
     Route {
+        method: Method::DELETE,
+        path: "/api/v1/workspaces/{workspace}/files/{*path}",
+        name: "deleteFile",
+        summary: "Delete a file; returns when the version that says so is durable and the file is gone",
+        headers: IF_MATCH,
+        response: (200, "FileVersion"),
+        error_statuses: &[404, 409, 412],
+        handler: |app, request| Box::pin(files::delete(app, request)),
+        ..MUTATING
+    },
+    Route {
         path: "/api/v1/workspaces/{workspace}/files/{*path}",
         name: "getFile",
         summary: "Get the current content of a file, or the content of a version",
@@ -65,6 +88,11 @@ pub(super) static ROUTES: &[Route] = &[
             kind: VERSION,
             summary: "the version to get; the newest by default",
         }],
+        headers: &[(
+            "If-None-Match",
+            "the ETag of a version that the client has; 304 without a body if it is the newest",
+            200,
+        )],
         response: (200, "File"),
         error_statuses: &[404, 409],
         handler: |app, request| Box::pin(files::get(app, request)),
@@ -75,9 +103,11 @@ pub(super) static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces/{workspace}/files/{*path}",
         name: "putFile",
         summary: "Write a file as its next version; returns when it is durable and on the disk",
+        headers: BASE,
         body: Some("NewFile"),
         body_bytes: limits::HTTP_PUT_BODY_BYTES,
         response: (200, "FileVersion"),
+        error_statuses: &[404, 409, 412],
         handler: |app, request| Box::pin(files::put(app, request)),
         ..MUTATING
     },
@@ -102,8 +132,10 @@ pub(super) static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces/{workspace}/restore/{*path}",
         name: "restoreFile",
         summary: "Restore the content that a file had in a version",
+        headers: IF_MATCH,
         body: Some("RestoreFile"),
         response: (200, "FileVersion"),
+        error_statuses: &[404, 409, 412],
         handler: |app, request| Box::pin(files::restore(app, request)),
         ..MUTATING
     },
