@@ -144,7 +144,7 @@ impl FleetHandle {
             task.dependencies = self.resolve_dependencies(&task.spec, false).await?;
         }
         self.reserve_queue_places(&waiting)?;
-        if let Err(error) = self.commit_within_bound(plan.writes).await {
+        if let Err(error) = self.commit_durably(plan.writes).await {
             for (pool, tasks) in &waiting {
                 self.release_queue_places(pool, tasks.len());
             }

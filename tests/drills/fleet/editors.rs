@@ -396,7 +396,10 @@ fn a_daemon_serves_several_editors_each_in_a_slot_and_frees_it_when_they_go() {
     );
     // Tasks wait for the slot like anybody.
     let page = drill.get("/metrics").1;
-    assert!(page.contains("marshal_permission"), "{page}");
+    assert!(
+        page.contains("marshal_approvals_pending{pool=\"demo\"} 0"),
+        "{page}"
+    );
     daemon.signal("TERM");
     assert_eq!(daemon.wait(Duration::from_secs(60)), Some(0));
     nothing_runs(&drill);

@@ -276,24 +276,28 @@ impl Stage<'_> {
     ) -> Option<mpsc::Receiver<Arc<TaskReport>>> {
         let run = format!("run-{}-{batch}", self.number);
         let specs = self.specs(dice, &run);
+        let mut may_be_taken = false;
         for _ in 0..200 {
             let id = RunId::new(&run).expect("an id");
             match self.fleet.submit(id, "run", specs.clone()).await {
                 Ok(reports) => {
-                    let mut book = self.world.ledger.book();
-                    for spec in &specs {
-                        let key = (run.clone(), spec.id.to_string());
-                        let task = book.tasks.entry(key).or_default();
-                        task.is_sure = true;
-                        task.lives.insert(self.number);
-                    }
-                    drop(book);
-                    self.world.ledger.step("submitted");
+                    self.taken(&run, &specs, true);
                     return Some(reports);
                 }
-                Err(SubmitError::Journal(_)) => {
+                Err(SubmitError::Journal(_) | SubmitError::Stalled) => {
                     self.world.ledger.saw("nothing new is taken");
                     sleep(Duration::from_secs(2)).await;
+                }
+                Err(SubmitError::Unknown) => {
+                    self.world.ledger.saw("the disk does not answer");
+                    may_be_taken = true;
+                    sleep(Duration::from_secs(2)).await;
+                }
+                // The run is there already: by the try whose result was unknown.
+                Err(SubmitError::Rejected(_)) if may_be_taken => {
+                    self.taken(&run, &specs, false);
+                    self.wait_for_ends(&run, &specs).await;
+                    return None;
                 }
                 Err(SubmitError::Stopping) => return None,
                 Err(error) => {
@@ -304,6 +308,38 @@ impl Stage<'_> {
             }
         }
         None
+    }
+
+    /// Waits as a client does that has no stream of its run.
+    async fn wait_for_ends(&self, run: &str, specs: &[TaskSpec]) {
+        let run = RunId::new(run).expect("an id");
+        for _ in 0..10_000 {
+            let reader = self.fleet.journal().reader().expect("a reader");
+            let has_ended = |spec: &TaskSpec| {
+                let task = reader.task(&run, &spec.id).expect("rows");
+                task.is_some_and(|task| task.outcome.is_some())
+            };
+            if specs.iter().all(has_ended) {
+                return;
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Tasks are accepted: from now on none of them may be lost, and each is reported to a client
+    /// that still waits for it.
+    fn taken(&self, run: &str, specs: &[TaskSpec], is_followed: bool) {
+        let mut book = self.world.ledger.book();
+        for spec in specs {
+            let key = (run.to_owned(), spec.id.to_string());
+            let task = book.tasks.entry(key).or_default();
+            task.is_sure = true;
+            if is_followed {
+                task.lives.insert(self.number);
+            }
+        }
+        drop(book);
+        self.world.ledger.step("submitted");
     }
 
     /// Some tasks, each known to the ledger before anybody takes it in.

@@ -41,7 +41,7 @@ use hub::Hub;
 use live_config::LiveConfig;
 use marshal_config::Config;
 use marshal_fleet::{FleetHandle, OpenError};
-use marshal_journal::{ChatRow, ChatWrite, StoredChat, StoredTurn, TurnRow, Write};
+use marshal_journal::{ChatRow, ChatWrite, Health, StoredChat, StoredTurn, TurnRow, Write};
 use marshal_model::limits;
 use marshal_model::{
     ChatMode, ChatPhase, PoolName, RunId, SessionId, TurnId, TurnState, UntrustedText,
@@ -437,11 +437,25 @@ impl Inner {
         &self,
         chat: &SessionId,
     ) -> Result<tokio::sync::MutexGuard<'_, ()>, ChatError> {
-        let place = timeout(limits::CHAT_LOCK, self.lock_chat(chat)).await;
-        place.map_err(|_| {
-            let why = "another request of this chat waits for the journal: try again later";
-            ChatError::Unavailable(why.to_owned())
-        })
+        let mut health = self.fleet.journal().health();
+        let held_up = async {
+            loop {
+                if health.wait_for(|health| !health.is_ok()).await.is_err() {
+                    return std::future::pending().await;
+                }
+                let recovered = health.wait_for(Health::is_ok);
+                if timeout(limits::CHAT_LOCK, recovered).await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            place = self.lock_chat(chat) => Ok(place),
+            () = held_up => {
+                let why = "another request of this chat waits for the journal: try again later";
+                Err(ChatError::Unavailable(why.to_owned()))
+            }
+        }
     }
 
     async fn lock_chat(&self, chat: &SessionId) -> tokio::sync::MutexGuard<'_, ()> {
