@@ -187,6 +187,7 @@ output = 100.0
     drill
 }
 
+#[expect(clippy::too_many_lines, reason = "one story, told in its order")]
 #[test]
 fn a_daemon_that_is_driven_through_everything_moves_every_family() {
     let provider = Provider::start(|number, got, to| {

@@ -61,7 +61,7 @@ fn a_locked_journal_holds_up_no_request() {
                     let task = json!({"pool": "demo", "prompt": &text});
                     let answer = match client % 3 {
                         0 => timed(|| daemon.post("/api/v1/tasks", &task)),
-                        1 => timed(|| daemon.post(&format!("{chat}"), &json!({"content": &text}))),
+                        1 => timed(|| daemon.post(chat, &json!({"content": &text}))),
                         _ => timed(|| {
                             daemon.post(
                                 "/api/v1/workspaces/main/chats",
@@ -90,7 +90,7 @@ fn a_locked_journal_holds_up_no_request() {
         // What has no such bound of its own is answered too.
         let stop = timed(|| daemon.post(&format!("{chat}/stop"), &json!({})));
         assert!(stop.status < 300 || is_later(&stop), "{stop:?}");
-        let close = timed(|| daemon.request("DELETE", &format!("{chat}"), "", ""));
+        let close = timed(|| daemon.request("DELETE", &chat, "", ""));
         assert!(close.status < 300 || is_later(&close), "{close:?}");
     });
     lock.execute_batch("ROLLBACK").expect("unlocked");

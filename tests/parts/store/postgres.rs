@@ -66,7 +66,11 @@ async fn writers_at_once() {
     let server = Server::new(&cluster::shared().socket(&schema), None).expect("a server");
     // Both make the tables.
     let (one, two) = tokio::join!(Store::connect(&server), Store::connect(&server));
-    suite::writers_at_once(one.expect("a store"), two.expect("a store")).await;
+    Box::pin(suite::writers_at_once(
+        one.expect("a store"),
+        two.expect("a store"),
+    ))
+    .await;
 }
 
 #[tokio::test]

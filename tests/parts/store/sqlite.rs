@@ -86,7 +86,7 @@ async fn writers_beside_sweeps() {
 async fn writers_at_once() {
     let (dir, store) = open();
     let second = Store::open(&dir.path().join("state")).expect("once more");
-    suite::writers_at_once(store, second).await;
+    Box::pin(suite::writers_at_once(store, second)).await;
 }
 
 #[tokio::test]

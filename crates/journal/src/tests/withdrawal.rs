@@ -1,11 +1,9 @@
 //! Commits that their callers take back: only while nothing of them can be on the disk.
 
-use std::sync::mpsc;
-
 use super::*;
 
-fn begin(run: &str) -> (Commit, Withdrawal, mpsc::Receiver<CommitResult>) {
-    let (sender, results) = mpsc::channel();
+fn begin(run: &str) -> (Commit, Withdrawal, Receiver<CommitResult>) {
+    let (sender, results) = sync_channel(1);
     let withdrawal = Withdrawal::default();
     let write = Write::RunBegun {
         run: RunId::new(run).expect("an id"),

@@ -2,6 +2,8 @@
 //!
 //! Must not know what went wrong: each response has its own detail.
 
+use std::fmt::Write as _;
+
 use axum::http::StatusCode;
 use marshal_model::string_enum;
 
@@ -126,7 +128,8 @@ pub fn table() -> String {
     let mut out = "| `code` | status | meaning |\n|---|---|---|\n".to_owned();
     for kind in ProblemKind::ALL {
         let (status, meaning) = kind.meaning();
-        out.push_str(&format!("| `{kind}` | {status} | {meaning} |\n"));
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "| `{kind}` | {status} | {meaning} |");
     }
     out
 }
