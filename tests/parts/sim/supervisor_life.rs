@@ -281,7 +281,7 @@ impl Stage<'_> {
             let id = RunId::new(&run).expect("an id");
             match self.fleet.submit(id, "run", specs.clone()).await {
                 Ok(reports) => {
-                    self.taken(&run, &specs, true);
+                    self.record_accepted(&run, &specs, true);
                     return Some(reports);
                 }
                 Err(SubmitError::Journal(_) | SubmitError::Stalled) => {
@@ -295,7 +295,7 @@ impl Stage<'_> {
                 }
                 // The run is there already: by the try whose result was unknown.
                 Err(SubmitError::Rejected(_)) if may_be_taken => {
-                    self.taken(&run, &specs, false);
+                    self.record_accepted(&run, &specs, false);
                     self.wait_for_ends(&run, &specs).await;
                     return None;
                 }
@@ -328,7 +328,7 @@ impl Stage<'_> {
 
     /// Tasks are accepted: from now on none of them may be lost, and each is reported to a client
     /// that still waits for it.
-    fn taken(&self, run: &str, specs: &[TaskSpec], is_followed: bool) {
+    fn record_accepted(&self, run: &str, specs: &[TaskSpec], is_followed: bool) {
         let mut book = self.world.ledger.book();
         for spec in specs {
             let key = (run.to_owned(), spec.id.to_string());
