@@ -90,7 +90,8 @@ fn a_server_that_goes_among_requests_holds_up_none_and_what_was_stored_is_there_
                 let mut number = 0;
                 while began.elapsed() < Duration::from_secs(9) {
                     number += 1;
-                    let name = format!("{client}-{number}.txt");
+                    // The name of a directory is not taken for a route's.
+                    let name = format!("chats/{client}-{number}.txt");
                     let path = format!("{FILES}/{name}");
                     let file = json!({"content": &name, "base": 0}).to_string();
                     let put = timed(|| daemon.request("PUT", &path, "", &file));

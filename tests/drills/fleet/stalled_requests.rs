@@ -27,7 +27,7 @@ fn timed(send: impl FnOnce() -> Answer) -> Answer {
     answer
 }
 
-/// A refusal for now.
+/// Whether a request was refused with the time of another try.
 fn is_later(answer: &Answer) -> bool {
     let head = answer.head.to_lowercase();
     answer.status == 503 && head.contains("retry-after: ") && answer.body["detail"].is_string()

@@ -226,8 +226,10 @@ async fn answer_in_time(
     request: Request,
     next: Next,
 ) -> Response {
-    let path = request.uri().path();
-    let is_about_files = path.starts_with("/api/v1/workspaces/") && !path.contains("/chats");
+    // A file may have any name, so only the part behind the workspace says what it is about.
+    let rest = request.uri().path().strip_prefix("/api/v1/workspaces/");
+    let subject = rest.and_then(|rest| rest.split('/').nth(1));
+    let is_about_files = subject.is_some_and(|subject| subject != "chats");
     let reason_now = move |outages: &mut watch::Receiver<Outages>| {
         let now = outages.borrow_and_update();
         let store = now.store.as_ref().filter(|_| is_about_files);
