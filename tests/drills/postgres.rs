@@ -103,6 +103,8 @@ fn a_server_that_goes_among_requests_holds_up_none_and_what_was_stored_is_there_
                     }
                     // Everything else is as ever.
                     assert_eq!(timed(|| daemon.get("/api/v1/tasks")).status, 200);
+                    // Slower than the limit of requests of one client.
+                    thread::sleep(Duration::from_millis(200));
                 }
             });
         }
