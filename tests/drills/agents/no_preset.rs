@@ -20,10 +20,26 @@ fn block(language: &str, with: &str) -> &'static str {
     found.unwrap_or_else(|| panic!("the page has no {with}"))
 }
 
-fn works(name: &str, home_file: Option<(&str, &str)>) {
+/// One that Debian 12's Python is too old for. `tests/run` installs it where a newer Python is.
+fn is_installed(name: &str) -> bool {
+    let is = tools().join("five").join(name).exists();
+    if !is {
+        eprintln!("LEFT OUT: {name} needs Python 3.12 or newer, and tests/run found none");
+    }
+    is
+}
+
+/// `requests_for_edit` are the least: fast-agent does not ask for edits.
+fn works(name: &str, home_file: Option<(&str, &str)>, requests_for_edit: u64) {
     let _alone = alone();
     let model = Model::start();
-    let bin = tools().join("five").join(name).join("node_modules/.bin");
+    let place = tools().join("five").join(name);
+    let of_npm = place.join("node_modules/.bin");
+    let bin = if of_npm.exists() {
+        of_npm
+    } else {
+        place.join("bin")
+    };
     let pool = block("toml", &format!("[pool.{name}]"));
     let pool = pool.replacen("path = \".\"", "path = \"project\"", 1);
     let drill = Drill::new(&format!(
@@ -60,11 +76,19 @@ fn works(name: &str, home_file: Option<(&str, &str)>) {
     };
     let said = result("task-1")["answer"].as_str().unwrap_or_default();
     assert!(said.contains("hello there"), "{all}");
-    for (id, file) in [("task-2", "made.txt"), ("task-3", "ran.txt")] {
+    let allowed = [
+        ("task-2", "made.txt", requests_for_edit),
+        ("task-3", "ran.txt", 1),
+    ];
+    for (id, file, requests) in allowed {
         let result = result(id);
         assert_eq!(result["outcome"], "done", "{id}: {all}");
-        assert_eq!(result["requests"]["allowed"], 1, "{id}: {result}");
-        assert_eq!(result["changes"][0]["path"], file, "{id}: {result}");
+        let allowed = result["requests"]["allowed"].as_u64();
+        assert!(allowed >= Some(requests), "{id}: {result}");
+        // fast-agent leaves files of its own as well.
+        let changes = result["changes"].as_array().expect("changes");
+        let made = changes.iter().any(|change| change["path"] == file);
+        assert!(made, "{id}: {result}");
     }
     let denied = result("task-4");
     assert_eq!(denied["outcome"], "denied", "{all}");
@@ -74,11 +98,26 @@ fn works(name: &str, home_file: Option<(&str, &str)>) {
 
 #[test]
 fn qwen_works_by_the_pool_of_the_page() {
-    works("qwen", None);
+    works("qwen", None, 1);
 }
 
 #[test]
 fn kilo_works_by_the_pool_of_the_page() {
     let home = block("json", "route/gpt-5");
-    works("kilo", Some(("kilo-home.json", home)));
+    works("kilo", Some(("kilo-home.json", home)), 1);
+}
+
+#[test]
+fn vibe_works_by_the_pool_of_the_page() {
+    if is_installed("vibe") {
+        let home = block("toml", "# vibe-home.toml");
+        works("vibe", Some(("vibe-home.toml", home)), 1);
+    }
+}
+
+#[test]
+fn fast_agent_works_by_the_pool_of_the_page() {
+    if is_installed("fast") {
+        works("fast", None, 0);
+    }
 }
