@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use super::agents;
 use super::config_file::{Loaded, Source};
 use super::exit::Exit;
+use super::secrets;
 use super::streams::Output;
 use super::trust::{OpenError, display_path, open_trusted, why};
 use super::{config_file, overlay, start};
@@ -233,6 +234,7 @@ fn route_builder(state: &Path, fleet: &FleetHandle, is_named: bool) -> RouteBuil
             agents,
             overlays,
             config_reloader: rereader,
+            mask_builder: Arc::new(|config| secrets::mask(config, |name| std::env::var_os(name))),
             tls: context.tls,
             stop_requested: context.stop_requested,
         };
@@ -248,9 +250,11 @@ fn config_reloader(config: &Config, is_named: bool) -> v1::ConfigReloader {
         let Some(file) = &file else { return Ok(None) };
         let directory = file.parent().unwrap_or(Path::new("/"));
         let loaded = config_file::load(is_named.then_some(file), directory);
-        let loaded = loaded.map_err(|error| error.to_string())?;
+        let mut loaded = loaded.map_err(|error| error.to_string())?;
         let checked = start::check(&loaded.config);
         checked.map_err(|errors| errors.to_string())?;
+        let read = secrets::read(&mut loaded.config, |name| std::env::var_os(name));
+        read.map_err(|errors| errors.to_string())?;
         Ok(Some(loaded.config))
     })
 }

@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::trust::{OpenError, display_path, open_trusted, why};
 use marshal_config::{
@@ -129,13 +130,9 @@ pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
         .flat_map(|pool| &pool.env.pass)
         .collect();
     let passed = passed.into_iter().filter(|name| is_likely_secret(name));
-    let passed: Vec<(String, String)> = passed
-        .filter_map(|name| Some((name.clone(), env(name)?.into_string().ok()?)))
+    let mut values: Vec<(String, Arc<str>)> = passed
+        .filter_map(|name| Some((name.clone(), env(name)?.into_string().ok()?.into())))
         .collect();
-    let variables = passed
-        .iter()
-        .map(|(name, value)| (name.clone(), value.as_str()));
-    let mut values: Vec<(String, &str)> = variables.collect();
     for pool in &config.pools {
         for (name, secret) in &pool.env.secrets {
             values.extend(secret.expose().map(|value| (name.clone(), value)));
@@ -190,7 +187,8 @@ fn load_secret(secret: &mut Secret, env: &impl Fn(&str) -> Option<OsString>) -> 
 
 /// Checks that a secret can be sent in an HTTP header.
 fn check_header_value(secret: &Secret) -> Result<(), String> {
-    let value = secret.expose().unwrap_or_default();
+    let value = secret.expose();
+    let value = value.as_deref().unwrap_or_default();
     if value.bytes().all(|b| matches!(b, b'!'..=b'~')) {
         Ok(())
     } else {
@@ -204,7 +202,7 @@ fn check_header_value(secret: &Secret) -> Result<(), String> {
 /// Checks the length of a signing secret: a short one can be guessed from one signed message.
 fn check_signing_secret(secret: &Secret) -> Result<(), String> {
     let least = limits::HOOK_SECRET_BYTES;
-    let is_long = secret.expose().unwrap_or_default().len() >= least;
+    let is_long = secret.expose().is_some_and(|value| value.len() >= least);
     is_long.then_some(()).ok_or_else(|| {
         format!(
             "the secret is shorter than {least} characters; create one with `openssl rand -hex 32`"
@@ -306,8 +304,8 @@ mod tests {
         read(&mut config, environment).map_err(|errors| errors.to_string())?;
         assert!(config.pools[0].env.set.is_empty());
         let secret = &config.pools[0].env.secrets["KEY"];
-        assert!(!format!("{config:?}").contains(secret.expose().expect("read")));
-        Ok(secret.expose().expect("read").to_owned())
+        assert!(!format!("{config:?}").contains(&*secret.expose().expect("read")));
+        Ok(secret.expose().expect("read").as_ref().to_owned())
     }
 
     #[test]

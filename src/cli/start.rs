@@ -15,6 +15,7 @@ use super::exit::Exit;
 use super::policies::{self, extractors};
 use super::project::supervisors::Registration;
 use super::{file_store, listeners, policy_watch, programs, secrets};
+use arc_swap::ArcSwap;
 use marshal_config::{Config, ConfigErrors, HookTarget, working_dirs};
 use marshal_engine::api::http::Render;
 use marshal_engine::api::process_stats;
@@ -257,7 +258,7 @@ pub async fn start(
     let engines = engines::prepare_engines(&config, &spawner, state.path()).await?;
     preflight::check(&mut config, &spawner, uids.as_ref(), state.path(), &engines).await?;
     let is_daemon = go_on == ResumeScope::All;
-    let mask = Arc::new(secrets::mask(&config, |name| std::env::var_os(name)));
+    let mask = secrets::mask(&config, |name| std::env::var_os(name));
     let config = Arc::new(config);
     let state = Arc::new(state);
     sweep_copies(
@@ -284,7 +285,7 @@ pub async fn start(
             .collect(),
         resume_scope: go_on,
         has_approvers: asks_people,
-        mask,
+        mask: Arc::new(ArcSwap::from_pointee(mask)),
     };
     let fleet = Box::pin(FleetHandle::start(setup)).await?;
     fleet.end_old_conversations().await;

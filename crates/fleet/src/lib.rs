@@ -28,6 +28,7 @@ mod delegate;
 mod files;
 pub mod fleet_event;
 mod hooks;
+mod keys;
 mod live_actor;
 mod mailbox;
 mod notification;
@@ -82,6 +83,7 @@ pub use conversation::{
 pub use conversation_list::ConversationView;
 pub use files::{FileRead, FileWrite, FilesError, HostAccessError, Parents};
 pub use fleet_event::{ChangeKind, FileChange, FleetEvent, SlotView, TaskReport};
+pub use keys::ChangedKey;
 pub use operator::OperatorError;
 pub use outage::Outages;
 pub use path_lookup::path_enters_directory;

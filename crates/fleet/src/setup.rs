@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use tokio::sync::{Semaphore, broadcast};
 
 use super::SubmitError;
@@ -89,7 +90,7 @@ pub struct Setup {
     /// denied.
     pub has_approvers: bool,
     /// Masks known secrets in everything that is stored.
-    pub mask: Arc<Mask>,
+    pub mask: Arc<ArcSwap<Mask>>,
 }
 
 /// What a fleet resumes from earlier starts of the supervisor: which sessions of pools with
@@ -149,8 +150,8 @@ pub(crate) struct Shared {
     pub(crate) approvals: ApprovalRegistry,
     /// Whether people besides the clients of conversations can answer approvals.
     pub(crate) has_approvers: bool,
-    /// Masks known secrets.
-    pub(crate) mask: Arc<Mask>,
+    /// Masks known secrets; a reload changes it.
+    pub(crate) mask: Arc<ArcSwap<Mask>>,
     /// Bounds of runs that are about to be submitted or resumed.
     pub(crate) run_bounds: PendingRunBounds,
     /// Runs that are paused until the policies are loaded again.
@@ -236,8 +237,8 @@ pub(crate) struct PoolShared {
     /// The policy that evaluates its requests; a reload changes it.
     pub(crate) policy: PoolPolicy,
     pub(crate) extractor: Arc<Extractor>,
-    /// Masks known secrets.
-    pub(crate) mask: Arc<Mask>,
+    /// Masks known secrets; a reload changes it.
+    pub(crate) mask: Arc<ArcSwap<Mask>>,
     /// An external decider that may be stricter than the policy.
     pub(crate) delegate: Option<Arc<Delegate>>,
     pub(crate) meters: PoolMeters,

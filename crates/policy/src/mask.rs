@@ -51,7 +51,7 @@ impl fmt::Debug for Mask {
 /// A mask with the shapes alone.
 impl Default for Mask {
     fn default() -> Self {
-        Self::new(&[]).0
+        Self::new::<&str>(&[]).0
     }
 }
 
@@ -87,10 +87,10 @@ impl Mask {
     /// Builds a mask from values with their names. A value with surrounding blanks also counts
     /// without them. Returns the names of skipped values: those shorter than [`SECRET_MIN_BYTES`],
     /// which would occur in any text.
-    pub fn new(values: &[(String, &str)]) -> (Self, Vec<String>) {
+    pub fn new<V: AsRef<str>>(values: &[(String, V)]) -> (Self, Vec<String>) {
         let (mut texts, mut marks, mut short) = (Vec::new(), Vec::new(), Vec::new());
         for (name, value) in values {
-            let trimmed = value.trim();
+            let trimmed = value.as_ref().trim();
             if trimmed.len() < SECRET_MIN_BYTES {
                 short.push(name.clone());
                 continue;

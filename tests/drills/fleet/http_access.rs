@@ -52,17 +52,17 @@ fn pages() -> Vec<(String, String, String)> {
     pages
 }
 
-fn put(path: &Path, text: &str, mode: u32) {
+pub(crate) fn put(path: &Path, text: &str, mode: u32) {
     fs::write(path, text).expect("written");
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("mode");
 }
 
-fn token(name: &str) -> String {
+pub(crate) fn token(name: &str) -> String {
     format!("{name:-<40}")
 }
 
 /// A drill whose file has this before its pool.
-fn drill(before: &str) -> Drill {
+pub(crate) fn drill(before: &str) -> Drill {
     let drill = Drill::new(&pool("acp", ""));
     let text = fs::read_to_string(drill.config()).expect("supervisor.toml");
     let dir = drill.path("").display().to_string();
@@ -209,7 +209,7 @@ fn the_socket_is_the_owners_and_needs_no_token() {
 }
 
 /// A certificate for localhost, as its own authority.
-fn certify(drill: &Drill) {
+pub(crate) fn certify(drill: &Drill) {
     let key = KeyPair::generate().expect("key");
     let params = CertificateParams::new(vec!["localhost".to_owned()]).expect("names");
     let certificate = params.self_signed(&key).expect("signed");

@@ -48,6 +48,7 @@ mod first_run;
 pub(crate) mod full_disk;
 mod hooks;
 mod http_access;
+mod keys;
 mod kill;
 mod learning;
 mod limits;

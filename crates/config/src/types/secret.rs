@@ -2,7 +2,10 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Config;
+use crate::hook::HookTarget;
 
 /// The source of a secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,21 +30,21 @@ impl SecretSource {
     }
 }
 
-/// A value that is never shown.
+/// A value that is never shown. Clones share it, so that a replaced value is gone from all of them.
 #[derive(Clone)]
 pub struct Secret {
     /// The source of the value.
     pub source: SecretSource,
-    value: Option<Arc<str>>,
+    value: Arc<Mutex<Option<Arc<str>>>>,
 }
 
 impl Secret {
     /// A secret that was not read yet.
     #[must_use]
-    pub const fn new(source: SecretSource) -> Self {
+    pub fn new(source: SecretSource) -> Self {
         Self {
             source,
-            value: None,
+            value: Arc::default(),
         }
     }
 
@@ -49,20 +52,74 @@ impl Secret {
     #[must_use]
     pub fn with_value(self, value: &str) -> Self {
         Self {
-            value: Some(Arc::from(value)),
+            value: Arc::new(Mutex::new(Some(Arc::from(value)))),
             ..self
         }
     }
 
-    /// The value, for the child's environment and nothing else; `None` if it was not read yet.
+    /// The value, for the place that uses it and nothing else; `None` if it was not read yet.
     #[must_use]
-    pub fn expose(&self) -> Option<&str> {
-        self.value.as_deref()
+    pub fn expose(&self) -> Option<Arc<str>> {
+        self.value().clone()
+    }
+
+    /// Replaces the value by that of another secret, in this one and in all its clones.
+    pub fn replace_value(&self, fresh: &Self) {
+        let fresh = fresh.expose();
+        *self.value() = fresh;
+    }
+
+    /// Whether both have the same value.
+    #[must_use]
+    pub fn has_same_value(&self, other: &Self) -> bool {
+        self.expose() == other.expose()
+    }
+
+    fn value(&self) -> MutexGuard<'_, Option<Arc<str>>> {
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Secret({:?})", self.source)
+    }
+}
+
+impl Config {
+    /// Every secret, with the key of the file that names its source.
+    #[must_use]
+    pub fn secrets(&self) -> Vec<(String, &Secret)> {
+        let mut found = Vec::new();
+        for pool in &self.pools {
+            let name = &pool.name;
+            let secrets = pool.env.secrets.iter();
+            found.extend(
+                secrets.map(|(key, secret)| (format!("pool.{name}.env.set.{key}"), secret)),
+            );
+        }
+        for (name, route) in &self.routes {
+            let secret = route.secret.as_ref();
+            found.extend(secret.map(|secret| (format!("route.{name}.secret"), secret)));
+        }
+        for (name, delegate) in &self.delegates {
+            let token = delegate.token.as_ref();
+            found.extend(token.map(|token| (format!("delegate.{name}.token"), token)));
+        }
+        let postgres = self.store.postgres.as_ref();
+        found.extend(postgres.map(|secret| ("store.postgres".to_owned(), secret)));
+        for hook in &self.hooks {
+            let name = &hook.name;
+            match &hook.target {
+                HookTarget::Address(to) => found.push((format!("hook.{name}.secret"), &to.secret)),
+                HookTarget::Command(command) => {
+                    let secrets = command.secrets.iter();
+                    found.extend(
+                        secrets.map(|(key, secret)| (format!("hook.{name}.env.{key}"), secret)),
+                    );
+                }
+            }
+        }
+        found
     }
 }

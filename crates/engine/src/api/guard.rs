@@ -19,7 +19,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 
-use super::http::{problem, with_connection_close};
+use super::http::{KeyWatch, problem, with_connection_close};
 use super::tokens::{Caller, Tokens, digest};
 use super::web_socket;
 pub use marshal_model::Role;
@@ -88,10 +88,18 @@ pub(super) fn with_guard<S: Clone + Send + Sync + 'static>(
 }
 
 async fn authorize(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
-    let caller = match identify(&guard.tokens, RequestCredentials::from_request(&request)).await {
+    let credentials = RequestCredentials::from_request(&request);
+    let token = credentials.token;
+    let caller = match identify(&guard.tokens, credentials).await {
         Ok(caller) => caller,
         Err(refused) => return refused,
     };
+    let extensions = request.extensions();
+    if let (Some(keys), Some(token)) = (extensions.get::<KeyWatch>(), token)
+        && !matches!(extensions.get(), Some(Peer::Owner))
+    {
+        keys.set_caller(token, caller.clone());
+    }
     let needed = match required_role(guard.routes, &request) {
         Ok(needed) => needed,
         Err(allowed) => return method_not_allowed(&allowed),

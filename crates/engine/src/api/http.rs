@@ -21,6 +21,7 @@
 
 mod connection;
 mod connection_limit;
+mod key_watch;
 mod listen;
 mod origin;
 pub mod problem;
@@ -45,6 +46,7 @@ pub use self::listen::{BindError, Listener, SOCKET, bind, bind_socket};
 pub use self::tls::{Tls, TlsError};
 
 pub(super) use self::connection::ConnectionHandle;
+pub(super) use self::key_watch::KeyWatch;
 
 use self::connection::ConnectionServer;
 use self::connection_limit::ConnectionLimit;
@@ -153,6 +155,7 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
         hosts,
         default_port: if tls.is_some() { 443 } else { 80 },
     };
+    let tokens = pages.tokens.clone();
     let routers = [
         router(pages.clone(), names.clone()),
         spare_router(pages, names),
@@ -178,6 +181,7 @@ pub async fn serve(listener: Listener, pages: Pages, bounds: Bounds, stop: Cance
             bounds,
             permit: hold,
             stop: stop.clone(),
+            keys: KeyWatch::new(tls.as_ref().map(Tls::changes), tokens.as_ref()),
             tracking: (open.token(), kill.clone()),
         };
         let (tls, kill) = (tls.clone(), kill.clone());

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
 
 use super::guard::{Digest, Rates};
 use marshal_config::{Approver, NamedToken};
@@ -36,6 +37,8 @@ pub struct Tokens {
     open: OpenTrusted,
     named: Arc<RwLock<Arc<BTreeMap<String, NamedToken>>>>,
     rates: Arc<Rates>,
+    /// Sent when streams must look at their tokens again.
+    changes: Arc<watch::Sender<()>>,
     /// The faults of the last check, so that each is logged once.
     faults: Arc<Mutex<BTreeMap<PathBuf, TokenFault>>>,
 }
@@ -116,13 +119,21 @@ impl Tokens {
             open,
             named: Arc::new(RwLock::new(Arc::new(named))),
             rates: Arc::default(),
+            changes: Arc::new(watch::channel(()).0),
             faults: Arc::default(),
         })
     }
 
-    /// Replaces the tokens that the configuration names.
+    /// Replaces the tokens that the configuration names, and ends the streams of tokens that are no
+    /// longer valid, those of changed files included.
     pub(super) fn set_named(&self, named: BTreeMap<String, NamedToken>) {
         *self.named.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(named);
+        self.changes.send_replace(());
+    }
+
+    /// Changes when streams must look at their tokens again.
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
     }
 
     /// Returns the rate limits.

@@ -211,20 +211,27 @@ enum Step {
 impl SocketSession {
     /// Forwards messages until the stream ends, the client disconnects, or the server stops.
     async fn run(mut self, mut messages: mpsc::Receiver<Bytes>, connection: ConnectionHandle) {
-        let step = loop {
-            let step = tokio::select! {
-                () = connection.wait_closed() => Step::Close(close_code::AWAY, "stopping"),
-                came = self.socket.recv() => self.handle_message(came.as_ref()),
-                piece = messages.recv() => match piece {
-                    Some(piece) => tokio::select! {
-                        step = self.send_chunk(&piece) => step,
-                        () = connection.wait_closed() => Step::Gone,
+        let step = {
+            let mut closed = std::pin::pin!(connection.wait_closed());
+            loop {
+                let step = tokio::select! {
+                    is_outdated = closed.as_mut() => if is_outdated {
+                        Step::Close(close_code::POLICY, "replaced: the token or the certificate")
+                    } else {
+                        Step::Close(close_code::AWAY, "stopping")
                     },
-                    None => self.closing_step(),
-                },
-            };
-            if !matches!(step, Step::Continue) {
-                break step;
+                    came = self.socket.recv() => self.handle_message(came.as_ref()),
+                    piece = messages.recv() => match piece {
+                        Some(piece) => tokio::select! {
+                            step = self.send_chunk(&piece) => step,
+                            _ = closed.as_mut() => Step::Gone,
+                        },
+                        None => self.closing_step(),
+                    },
+                };
+                if !matches!(step, Step::Continue) {
+                    break step;
+                }
             }
         };
         // This tells the producer of the stream to stop.

@@ -376,7 +376,7 @@ impl ChannelState {
                         if !self.ready {
                             // Before it is cut: a part of a secret would not be found again.
                             let mut words = head.clone();
-                            self.pool.mask.mask_foreign(&mut words);
+                            self.pool.mask.load().mask_foreign(&mut words);
                             self.last_words = Some(words);
                         }
                         ProtocolError {

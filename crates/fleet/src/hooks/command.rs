@@ -37,17 +37,13 @@ pub(super) struct Runner {
 impl Runner {
     pub(super) fn new(command: &HookCommand, host: Arc<dyn Host>) -> Self {
         let secrets = command.secrets.iter();
-        let secrets = secrets.filter_map(|(name, secret)| Some((name, secret.expose()?)));
-        let set = command
-            .env
-            .iter()
-            .map(|(name, value)| (name, value.as_str()));
-        let env = set.chain(secrets);
+        let secrets =
+            secrets.filter_map(|(name, secret)| Some((name.clone(), secret.expose()?.to_string())));
+        let set = command.env.iter();
+        let set = set.map(|(name, value)| (name.clone(), value.clone()));
         Self {
             argv: command.argv.clone(),
-            env: env
-                .map(|(name, value)| (name.clone(), value.to_owned()))
-                .collect(),
+            env: set.chain(secrets).collect(),
             timeout: command.timeout,
             host,
         }

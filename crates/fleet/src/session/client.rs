@@ -54,7 +54,7 @@ impl SessionState {
         let mode = self.mode();
         let at = self.decision_context(mode.as_deref());
         let (permission_request, unmasked) =
-            masking::mask_request(&self.pool.mask, permission_request);
+            masking::mask_request(&self.pool.mask.load(), permission_request);
         let (decided, place) = permission_requests::decide_client_request(
             &self.pool,
             self.prepared.as_ref(),

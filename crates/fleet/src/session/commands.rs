@@ -99,7 +99,7 @@ impl SessionState {
         };
         let result = match end {
             SlashOutcome::Answered { ok, mut text } => {
-                self.shared.mask.mask_foreign(&mut text);
+                self.shared.mask.load().mask_foreign(&mut text);
                 let (text, cut) = truncate_text(text);
                 Ok(CommandOutput { ok, text, cut })
             }
@@ -133,7 +133,7 @@ impl SessionState {
         self.commands.holds_prompt = false;
         self.commands.holds_unload = false;
         if let Some(open) = self.commands.open.take() {
-            let why = self.shared.mask.mask_text(why).into_owned();
+            let why = self.shared.mask.load().mask_text(why).into_owned();
             let result = Err(CommandError::Ended(why));
             self.outbox
                 .on_durable(OnDurable::ReplyToCommand(open.reply, result));

@@ -140,6 +140,7 @@ impl SessionState {
                 let reason = self
                     .pool
                     .mask
+                    .load()
                     .mask_text(&delegate_answer.reason)
                     .into_owned();
                 let because = if reason.is_empty() {

@@ -216,7 +216,7 @@ impl SessionState {
             Ok(answer) => answer,
         };
         let rule = format!("delegate.{name}");
-        let reason = self.pool.mask.mask_text(&answer.reason).into_owned();
+        let reason = self.pool.mask.load().mask_text(&answer.reason).into_owned();
         let because = if reason.is_empty() {
             String::new()
         } else {

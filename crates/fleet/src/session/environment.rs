@@ -72,7 +72,7 @@ pub(super) fn environment(
     // Secrets were read at startup: a fleet with an unreadable secret does not start.
     env.extend(config.secrets.iter().filter_map(|(name, secret)| {
         let value = secret.expose()?;
-        Some((name.clone(), value.to_owned()))
+        Some((name.clone(), value.as_ref().to_owned()))
     }));
     env.into_iter().collect()
 }

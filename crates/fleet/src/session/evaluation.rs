@@ -85,7 +85,7 @@ pub(super) fn evaluate_request(
     if as_it_came.decision <= judgement.decision {
         return DecisionResult::new(judgement, moved);
     }
-    masking::mask_decision(&pool.mask, &mut as_it_came);
+    masking::mask_decision(&pool.mask.load(), &mut as_it_came);
     as_it_came.facts = judgement.facts;
     DecisionResult {
         unmasked_decision: Some(as_it_came.decision),
@@ -111,8 +111,8 @@ pub(super) fn evaluate_call(
         is_shown: true,
     };
     let mut tool = name.clone();
-    pool.mask.mask_foreign(&mut tool);
-    let masked = pool.mask.mask_json(input);
+    pool.mask.load().mask_foreign(&mut tool);
+    let masked = pool.mask.load().mask_json(input);
     if tool == *name && masked.get() == input.get() {
         return evaluate_request(pool, by, prepared, directory, unmasked, None);
     }

@@ -152,7 +152,7 @@ impl Outbox {
 
     /// Stamps an event and queues it, with its secrets masked.
     pub(crate) fn push_event(&mut self, mut event: Event) {
-        masking::mask_event(&self.shared.mask, &mut event);
+        masking::mask_event(&self.shared.mask.load(), &mut event);
         let stamped = StampedEvent {
             id: EventId {
                 epoch: self.shared.journal.epoch(),

@@ -394,7 +394,7 @@ pub(super) fn evaluate_client_request(
     judgement.facts.fs_observations = recorder.into_observations();
     if is_masked {
         judgement = policy.require_approval_for_secret(judgement);
-        masking::mask_decision(&pool.mask, &mut judgement);
+        masking::mask_decision(&pool.mask.load(), &mut judgement);
     }
     show_text(request, &permission_request.input, &mut judgement);
     (judgement, place)

@@ -112,7 +112,7 @@ fn variables(shared: &Shared, pool: &PoolShared) -> (Variables, Variables) {
     // Secrets were read at startup: a fleet with an unreadable secret does not start.
     hidden.extend(config.secrets.iter().filter_map(|(name, secret)| {
         let value = secret.expose()?;
-        Some((name.clone(), value.to_owned()))
+        Some((name.clone(), value.as_ref().to_owned()))
     }));
     (open, hidden)
 }

@@ -396,7 +396,8 @@ impl SessionState {
             ..self.decision_context(mode.as_deref())
         };
         let requests = &mut self.requests;
-        let (agent_request, original) = masking::mask_request(&self.pool.mask, agent_request);
+        let (agent_request, original) =
+            masking::mask_request(&self.pool.mask.load(), agent_request);
         let decided = permission_requests::decide_request(
             &self.pool,
             prepared,

@@ -60,7 +60,7 @@ impl QueryError {
 pub struct DelegateClient {
     client: Client<HttpsConnector<HttpConnector>, FullBody>,
     url: hyper::Uri,
-    token: Option<HeaderValue>,
+    token: Option<Secret>,
 }
 
 impl std::fmt::Debug for DelegateClient {
@@ -75,13 +75,7 @@ impl DelegateClient {
     /// # Errors
     /// [`SetupError`]
     pub fn new(url: &Upstream, token: Option<&Secret>) -> Result<Self, SetupError> {
-        let token = token.map(|token| {
-            let value = token.expose().ok_or(SetupError::Token)?;
-            let value = HeaderValue::from_str(&format!("Bearer {value}"));
-            let mut value = value.map_err(|_| SetupError::Token)?;
-            value.set_sensitive(true);
-            Ok::<_, SetupError>(value)
-        });
+        token.map(authorization).transpose()?;
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
@@ -96,7 +90,7 @@ impl DelegateClient {
         Ok(Self {
             client,
             url: url.to_string().parse()?,
-            token: token.transpose()?,
+            token: token.cloned(),
         })
     }
 
@@ -114,7 +108,10 @@ impl DelegateClient {
         headers.insert(CONTENT_TYPE, json.clone());
         headers.insert(ACCEPT, json);
         if let Some(token) = &self.token {
-            headers.insert(AUTHORIZATION, token.clone());
+            // Read each time: a reload may have replaced it.
+            let refuse =
+                |error: SetupError| QueryError::new(DelegateError::Unreachable, error.to_string());
+            headers.insert(AUTHORIZATION, authorization(token).map_err(refuse)?);
         }
         let answer = self.client.request(request).await.map_err(|error| {
             let source = error.source().map(|source| format!(": {source}"));
@@ -128,6 +125,14 @@ impl DelegateClient {
         }
         read_body(answer.into_body(), most).await
     }
+}
+
+fn authorization(token: &Secret) -> Result<HeaderValue, SetupError> {
+    let value = token.expose().ok_or(SetupError::Token)?;
+    let value = HeaderValue::from_str(&format!("Bearer {value}"));
+    let mut value = value.map_err(|_| SetupError::Token)?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 async fn read_body(mut body: Incoming, most: usize) -> Result<Vec<u8>, QueryError> {

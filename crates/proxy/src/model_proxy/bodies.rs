@@ -15,7 +15,7 @@ use tokio::time::Sleep;
 
 use super::connection::RouteContext;
 use super::usage_meter::MeteredRequest;
-use crate::route::{KeyGuard, Tokens, UsageReader, announced_wait_in_body};
+use crate::route::{KeyForms, KeyGuard, Tokens, UsageReader, announced_wait_in_body};
 use marshal_model::limits::RATE_LIMIT_BODY;
 use marshal_telemetry::event::route::{RouteAnswered, RouteRefused};
 use marshal_telemetry::labels::{RouteCode, RouteRefusal, RouteTokens};
@@ -216,9 +216,14 @@ pub(super) struct StreamingBody {
 }
 
 impl StreamingBody {
-    pub(super) fn new(from: Incoming, record: RequestRecord) -> Self {
+    /// `key_forms` are those of the request's key.
+    pub(super) fn new(
+        from: Incoming,
+        record: RequestRecord,
+        key_forms: Option<Arc<KeyForms>>,
+    ) -> Self {
         let idle_time = record.context.upstream.route.timeouts.idle;
-        let key_guard = KeyGuard::new(record.context.upstream.key_forms.clone());
+        let key_guard = KeyGuard::new(key_forms);
         Self {
             from,
             record,

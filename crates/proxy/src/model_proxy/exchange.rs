@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::bodies::{FullBody, RequestRecord, ResponseBody, StreamingBody, now};
 use super::connection::{BODY_PERMIT_BYTES, RouteContext};
+use super::upstream::KeyedClient;
 use super::usage_meter::{BillingInfo, MeteredRequest};
 use crate::route::{
     AllowedRequest, ModelRequest, Refusal, UsageReader, announced_wait, filter_request_headers,
@@ -97,9 +98,15 @@ async fn forward(
     let bill = billing_info(gate, &head, body.bytes.clone()).await?;
     gate.usage_meter.check_request(&bill)?;
     let charge = MeteredRequest::new(Arc::clone(&gate.usage_meter), bill, body.bytes.len());
-    let outgoing = build_upstream_request(gate, head, &allowed_request, &body, charge.sent_flag())?;
+    let keyed = gate.upstream.keyed_client();
+    let sent = charge.sent_flag();
+    let mut outgoing = build_upstream_request(gate, head, &allowed_request, &body, sent)?;
+    if let Some((name, key)) = &keyed.key {
+        outgoing.headers_mut().insert(name.clone(), key.clone());
+    }
     let answer = send_upstream(
         gate,
+        &keyed,
         outgoing,
         RequestRecord::new(Arc::clone(gate), allowed_request.allow_index, charge),
     )
@@ -251,7 +258,7 @@ async fn billing_info(
     })
 }
 
-/// Builds the request for the upstream.
+/// Builds the request for the upstream, without the key.
 fn build_upstream_request(
     gate: &RouteContext,
     head: hyper::http::request::Parts,
@@ -263,9 +270,6 @@ fn build_upstream_request(
     let mut headers = filter_request_headers(&head.headers, &upstream.route);
     let identity = HeaderValue::from_static("identity");
     headers.insert(header::ACCEPT_ENCODING, identity);
-    if let Some((name, key)) = &upstream.key {
-        headers.insert(name.clone(), key.clone());
-    }
     let mut request = Request::new(FullBody::with_sent_flag(body.bytes.clone(), sent));
     *request.method_mut() = head.method;
     let uri = upstream.uri(&allowed.target).parse();
@@ -278,11 +282,12 @@ fn build_upstream_request(
 
 async fn send_upstream(
     gate: &Arc<RouteContext>,
+    keyed: &KeyedClient,
     request: Request<FullBody>,
     mut record: RequestRecord,
 ) -> Result<Response<ResponseBody>, Refusal> {
     let route = &gate.upstream.route;
-    let answer = gate.upstream.client.request(request);
+    let answer = keyed.client.request(request);
     let answer = tokio::time::timeout(route.timeouts.answer, answer).await;
     let answer = answer.map_err(|_| {
         let what = format!(
@@ -332,7 +337,7 @@ async fn send_upstream(
         );
         return Err(upstream_failure(gate, 502, what));
     }
-    let forms = gate.upstream.key_forms.as_ref();
+    let forms = keyed.key_forms.as_ref();
     if is_encoded && forms.is_some() {
         let what = format!(
             "the upstream of the route {} encoded its response although it was asked not to, so it cannot be searched for the key",
@@ -342,7 +347,9 @@ async fn send_upstream(
     }
     let has_key = |value: &HeaderValue| forms.is_some_and(|forms| forms.is_in(value.as_bytes()));
     let mut response = Response::new(ResponseBody::Streaming(Box::new(StreamingBody::new(
-        from, record,
+        from,
+        record,
+        keyed.key_forms.clone(),
     ))));
     *response.status_mut() = head.status;
     for (name, value) in &head.headers {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use hyper::header::{HeaderName, HeaderValue, InvalidHeaderName, InvalidHeaderValue};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -41,14 +42,20 @@ pub enum UpstreamError {
 /// A route and everything needed to serve it.
 pub struct Upstream {
     pub(super) route: Route,
+    /// What depends on the key. A request keeps what it began with to its end.
+    keyed: ArcSwap<KeyedClient>,
+    /// The lines of the allow list, as text.
+    pub(super) allow_lines: Vec<String>,
+}
+
+/// A key, and the connections that requests with it use.
+pub(super) struct KeyedClient {
     pub(super) client: Client<HttpsConnector<HttpConnector>, RequestBody>,
     /// The header that carries the key.
     pub(super) key: Option<(HeaderName, HeaderValue)>,
     /// The forms of the key, to search responses for it; `None` for one so short that it would match
     /// by chance.
     pub(super) key_forms: Option<Arc<KeyForms>>,
-    /// The lines of the allow list, as text.
-    pub(super) allow_lines: Vec<String>,
 }
 
 impl std::fmt::Debug for Upstream {
@@ -63,6 +70,42 @@ impl Upstream {
     /// # Errors
     /// [`UpstreamError`]
     pub fn new(route: &Route) -> Result<Self, UpstreamError> {
+        Ok(Self {
+            keyed: ArcSwap::from_pointee(KeyedClient::new(route)?),
+            allow_lines: route.allow.iter().map(ToString::to_string).collect(),
+            route: route.clone(),
+        })
+    }
+
+    /// The name of its route.
+    #[must_use]
+    pub fn route_name(&self) -> &String {
+        &self.route.name
+    }
+
+    /// Uses the present key of the route's secret for requests from now on. The idle connections of
+    /// the former one are closed.
+    ///
+    /// # Errors
+    /// [`UpstreamError`]; the former key stays in use.
+    pub fn renew_key(&self) -> Result<(), UpstreamError> {
+        self.keyed.store(Arc::new(KeyedClient::new(&self.route)?));
+        Ok(())
+    }
+
+    /// The key and the client of a request that begins now.
+    pub(super) fn keyed_client(&self) -> Arc<KeyedClient> {
+        self.keyed.load_full()
+    }
+
+    /// The URL of a request.
+    pub(super) fn uri(&self, target: &str) -> String {
+        format!("{}{target}", self.route.upstream)
+    }
+}
+
+impl KeyedClient {
+    fn new(route: &Route) -> Result<Self, UpstreamError> {
         let name = || route.name.clone();
         let key = match &route.secret {
             None => None,
@@ -105,14 +148,7 @@ impl Upstream {
             client,
             key,
             key_forms,
-            allow_lines: route.allow.iter().map(ToString::to_string).collect(),
-            route: route.clone(),
         })
-    }
-
-    /// The URL of a request.
-    pub(super) fn uri(&self, target: &str) -> String {
-        format!("{}{target}", self.route.upstream)
     }
 }
 

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::connection_limit::ConnectionPermit;
+use super::key_watch::{KeyWatch, Outdated};
 use super::listen::Accepted;
 use super::tls::Tls;
 use super::write_timeout::WriteTimeout;
@@ -36,6 +37,8 @@ pub(super) struct ConnectionServer {
     pub(super) bounds: Bounds,
     pub(super) permit: Arc<ConnectionPermit>,
     pub(super) stop: CancellationToken,
+    /// What the connection rests on.
+    pub(super) keys: KeyWatch,
     /// Counts and ends connections that are upgraded to another protocol.
     pub(super) tracking: (TaskTrackerToken, CancellationToken),
 }
@@ -47,12 +50,17 @@ pub(in crate::api) struct ConnectionHandle {
     _permit: Arc<ConnectionPermit>,
     _open: TaskTrackerToken,
     kill: CancellationToken,
+    keys: KeyWatch,
 }
 
 impl ConnectionHandle {
-    /// Returns when the connection must be closed.
-    pub(in crate::api) async fn wait_closed(&self) {
-        self.kill.cancelled().await;
+    /// Returns when the connection must be closed: whether that is because its token or certificate
+    /// was replaced, and not because the server stops.
+    pub(in crate::api) async fn wait_closed(&self) -> bool {
+        tokio::select! {
+            () = self.kill.cancelled() => false,
+            _ = self.keys.outdated() => true,
+        }
     }
 }
 
@@ -100,22 +108,25 @@ impl ConnectionServer {
             bounds,
             permit: hold,
             stop,
+            keys,
             tracking: (open, kill),
         } = self;
         let pages = TowerToHyperService::new(pages);
-        let own = Arc::clone(&hold);
+        let (own, watched) = (Arc::clone(&hold), keys.clone());
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
             let (pages, hold) = (pages.clone(), Arc::clone(&own));
             hold.mark_busy();
             let until = Instant::now() + bounds.stream_life;
             let extensions = request.extensions_mut();
             extensions.insert(peer);
+            extensions.insert(watched.clone());
             // Streams must know when to end.
             extensions.insert(ConnectionDeadline(until));
             extensions.insert(ConnectionHandle {
                 _permit: Arc::clone(&hold),
                 _open: open.clone(),
                 kill: kill.clone(),
+                keys: watched.clone(),
             });
             let request = request.map(|inner| {
                 Body::new(AwaitedBody {
@@ -142,12 +153,17 @@ impl ConnectionServer {
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
         let mut served = std::pin::pin!(served);
+        let mut outdated = std::pin::pin!(keys.outdated());
         let ended = loop {
             let until = hold.deadline();
             tokio::select! {
                 ended = served.as_mut() => break Some(ended),
                 () = hold.evicted.cancelled() => return,
                 () = stop.cancelled() => break None,
+                why = outdated.as_mut() => match why {
+                    Outdated::Token => return,
+                    Outdated::Certificate => break None,
+                },
                 // A stream that started meanwhile has a later deadline.
                 () = tokio::time::sleep_until(until) => if hold.deadline() <= until {
                     break None;

@@ -13,6 +13,8 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::version::{TLS12, TLS13};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use crate::api::tokens::OpenTrusted;
@@ -35,7 +37,16 @@ pub struct TlsError {
 pub struct Tls {
     files: TlsFiles,
     open: OpenTrusted,
-    used: Arc<ArcSwap<ServerConfig>>,
+    used: Arc<ArcSwap<Used>>,
+    /// Sent when the certificate in use has changed.
+    changes: Arc<watch::Sender<()>>,
+}
+
+#[derive(Debug)]
+struct Used {
+    server: Arc<ServerConfig>,
+    /// SHA-256 of both files.
+    digest: [u8; 32],
 }
 
 impl Tls {
@@ -47,28 +58,39 @@ impl Tls {
         Ok(Self {
             files: files.clone(),
             open,
-            used: Arc::new(ArcSwap::from_pointee(config(files, open)?)),
+            used: Arc::new(ArcSwap::from_pointee(read_files(files, open)?)),
+            changes: Arc::new(watch::channel(()).0),
         })
     }
 
-    /// Reloads both files for connections that are accepted from now on.
+    /// Reloads both files. If they have changed, connections that were accepted before are closed
+    /// after the request that they carry, so that nobody sees the former certificate any more.
     ///
     /// # Errors
     /// [`TlsError`] with the file and what is wrong with it; the current certificate stays in use.
     pub fn reload(&self) -> Result<(), TlsError> {
-        self.used.store(Arc::new(config(&self.files, self.open)?));
+        let fresh = read_files(&self.files, self.open)?;
+        if fresh.digest != self.used.load().digest {
+            self.used.store(Arc::new(fresh));
+            self.changes.send_replace(());
+        }
         Ok(())
     }
 
+    /// Changes with the certificate in use.
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
     pub(super) fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(self.used.load_full())
+        TlsAcceptor::from(Arc::clone(&self.used.load().server))
     }
 }
 
 const CERTIFICATE: &str = "http.tls.certificate";
 const KEY: &str = "http.tls.key";
 
-fn config(files: &TlsFiles, open: OpenTrusted) -> Result<ServerConfig, TlsError> {
+fn read_files(files: &TlsFiles, open: OpenTrusted) -> Result<Used, TlsError> {
     let fault = |key: &'static str, path: &Path, why: &str| TlsError {
         key,
         message: format!(
@@ -78,13 +100,16 @@ fn config(files: &TlsFiles, open: OpenTrusted) -> Result<ServerConfig, TlsError>
     };
     let bad_chain = |why: &str| fault(CERTIFICATE, &files.certificate, why);
     let bad_key = |why: &str| fault(KEY, &files.key, why);
+    let mut digest = Sha256::new();
     let pem = read(&files.certificate, open, false).map_err(|why| bad_chain(&why))?;
+    digest.update(&pem);
     let chain = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>();
     let chain = chain.map_err(|_| bad_chain("it is not valid PEM"))?;
     if chain.is_empty() {
         return Err(bad_chain("it contains no certificate in PEM"));
     }
     let pem = read(&files.key, open, true).map_err(|why| bad_key(&why))?;
+    digest.update(&pem);
     let key = PrivateKeyDer::from_pem_slice(&pem)
         .map_err(|_| bad_key("it contains no usable private key in PEM"))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -99,7 +124,10 @@ fn config(files: &TlsFiles, open: OpenTrusted) -> Result<ServerConfig, TlsError>
         other => bad_key(&other.to_string()),
     })?;
     server.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(server)
+    Ok(Used {
+        server: Arc::new(server),
+        digest: digest.finalize().into(),
+    })
 }
 
 fn read(path: &Path, open: OpenTrusted, is_secret: bool) -> Result<Vec<u8>, String> {
@@ -175,6 +203,11 @@ mod tests {
         put(&certificate, &key, 0o600);
         let tls = Tls::read(&files, plainly).expect("good");
         let before = tls.used.load_full();
+        let changes = tls.changes();
+        tls.reload().expect("the same");
+        assert!(
+            Arc::ptr_eq(&before, &tls.used.load_full()) && !changes.has_changed().expect("kept")
+        );
         put("nothing", &key, 0o600);
         tls.reload().expect_err("it is gone");
         assert!(
@@ -185,5 +218,6 @@ mod tests {
         put(&certificate, &key, 0o600);
         tls.reload().expect("another");
         assert!(!Arc::ptr_eq(&before, &tls.used.load_full()));
+        assert!(changes.has_changed().expect("kept"));
     }
 }

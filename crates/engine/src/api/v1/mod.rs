@@ -49,7 +49,7 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 pub use self::overlays::{OverlayHandler, OverlayOrder, OverlayRefusal};
-pub use self::reload::ConfigReloader;
+pub use self::reload::{ConfigReloader, MaskBuilder};
 
 use self::error::ApiError;
 use self::journal_reader::JournalReader;
@@ -85,6 +85,8 @@ pub struct Host {
     pub overlays: OverlayHandler,
     /// Reads the configuration file.
     pub config_reloader: ConfigReloader,
+    /// Builds what masks the secrets of a configuration.
+    pub mask_builder: MaskBuilder,
     /// The certificate in use; `None` without TLS.
     pub tls: Option<Tls>,
     /// Cancelled to stop the supervisor.

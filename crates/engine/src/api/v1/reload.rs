@@ -4,6 +4,7 @@
 //! Owns which keys these are. Everything is checked before anything changes, and the response has
 //! every key that differs. Must not know how the file is read.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -15,12 +16,16 @@ use super::request_context::RequestContext;
 use super::supervisor::reload_all;
 use super::views::respond_ok;
 use super::{AppState, HandlerResult};
-use marshal_config::Config;
+use marshal_config::{Config, Secret};
+use marshal_fleet::ChangedKey;
 use marshal_model::PoolName;
+use marshal_policy::Mask;
 
 /// Reads and checks the configuration file, including secrets, certificates and policies; may
 /// block. `None` if there is no file.
 pub type ConfigReloader = Arc<dyn Fn() -> Result<Option<Config>, String> + Send + Sync>;
+/// Builds what masks the secrets of a configuration.
+pub type MaskBuilder = Arc<dyn Fn(&Config) -> Mask + Send + Sync>;
 
 /// The depth to which keys are compared: a table, a name, and one key below it.
 const DEPTH: usize = 3;
@@ -65,7 +70,19 @@ pub(super) async fn reload(app: AppState, _: RequestContext) -> HandlerResult {
     // Set before new tokens come into force, so that nobody writes a workspace by the old rules.
     let standing = app.fleet.set_workspace_config(in_force.clone()).await;
     standing.map_err(|error| ApiError::unavailable(error.to_string()))?;
-    for key in differences(&before, &fresh) {
+    let mut differing = differences(&before, &fresh);
+    let (changed, renewed) = changed_secrets(&before, &fresh, &differing);
+    if !renewed.is_empty() {
+        let mask = || (app.host.mask_builder)(&before);
+        let replaced = app.fleet.replace_keys(&renewed, mask);
+        replaced.map_err(ApiError::unavailable)?;
+    }
+    differing.retain(|key| !changed.contains_key(key));
+    for (key, is_renewed) in changed {
+        let keys = if is_renewed { &mut taken } else { &mut restart };
+        keys.push(key);
+    }
+    for key in differing {
         let is_taken = match *key.split('.').collect::<Vec<_>>() {
             ["chat" | "workspace" | "token", ..] => true,
             ["role", name, ..] => has_pool(&app, &fresh, name),
@@ -104,6 +121,46 @@ pub(super) async fn reload(app: AppState, _: RequestContext) -> HandlerResult {
         restart,
         detail,
     })
+}
+
+/// The secrets whose source or value changed, each with whether it takes effect, and those that do. The key of
+/// a route or of a delegate does if nothing else of it changed: otherwise the new key could go to
+/// the old address.
+fn changed_secrets(
+    before: &Config,
+    fresh: &Config,
+    differing: &[String],
+) -> (BTreeMap<String, bool>, Vec<ChangedKey>) {
+    let (mut changed, mut renewed) = (BTreeMap::new(), Vec::new());
+    let in_force: BTreeMap<String, &Secret> = before.secrets().into_iter().collect();
+    for (key, secret) in fresh.secrets() {
+        let Some(old) = in_force.get(&key) else {
+            continue;
+        };
+        if old.has_same_value(secret) && old.source == secret.source {
+            continue;
+        }
+        let owner = key.rsplit_once('.').map_or("", |(owner, _)| owner);
+        let beside = |other: &&String| {
+            let rest = other.strip_prefix(owner);
+            **other != key && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let route = match *key.split('.').collect::<Vec<_>>() {
+            ["route", name, _] => Some(Some(name.to_owned())),
+            ["delegate", ..] => Some(None),
+            _ => None,
+        };
+        let route = route.filter(|_| !differing.iter().any(|other| beside(&other)));
+        changed.insert(key, route.is_some());
+        if let Some(route) = route {
+            renewed.push(ChangedKey {
+                route,
+                in_force: (*old).clone(),
+                fresh: secret.clone(),
+            });
+        }
+    }
+    (changed, renewed)
 }
 
 /// Reloads the certificate; returns why the current one stays in use, if it does.
