@@ -265,10 +265,13 @@ async fn turn(daemon: &Arc<Daemon>, line: &Line, subscribers: usize) -> Result<V
     while let Some(read) = timeout(PATIENCE, readers.join_next()).await? {
         bytes += read??;
     }
-    let took = |of: &str| ended[of].as_i64().ok_or("no time");
+    let at = |of: &str| -> Result<i64, Failure> {
+        let time: jiff::Timestamp = ended[of].as_str().ok_or("no time")?.parse()?;
+        Ok(time.as_millisecond())
+    };
     Ok(json!({
         "subscribers": subscribers,
-        "turn_ms": took("ended_ms")? - took("begun_ms")?,
+        "turn_ms": at("ended_at")? - at("begun_at")?,
         "behind_ms": u64::try_from(over.elapsed().as_millis())?,
         "told_mib": bytes >> 20,
         "cpu_ms": (daemon.ticks()? - ticks) * 10,

@@ -35,6 +35,22 @@ fn a_sessions_events_come_once_and_on_from_any_of_them() {
         |_| false,
     );
     assert_eq!(on.len(), 1, "{on:?}");
+    // Cursors that are not of this journal are answered at once, and the events that it has follow.
+    let common = |cursor: &str| {
+        let on = api.stream(&path, Some(cursor), |_| false);
+        assert_eq!(
+            (on[0].name.as_str(), &on[0].id),
+            ("rewound", &None),
+            "{on:?}"
+        );
+        (
+            on[0].data["to"].as_str().expect("an id").to_owned(),
+            on.len(),
+        )
+    };
+    let last = last.expect("one").to_owned();
+    assert_eq!(common("1-999999"), (last, 2));
+    assert_eq!(common("0-3"), ("0-0".to_owned(), all.len() + 1));
 }
 
 #[test]

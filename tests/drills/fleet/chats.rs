@@ -86,8 +86,8 @@ fn a_chat_begins_answers_and_is_listed() {
         assert_eq!(listed["items"][0]["chat_id"], *id, "{listed}");
         let turns = daemon.get(&format!("{chat}/turns?limit=1")).body;
         assert_eq!(turns["items"][0]["sequence"], 1, "{turns}");
-        assert_eq!(turns["next"], 1, "{turns}");
-        let turns = daemon.get(&format!("{chat}/turns?after=1")).body;
+        assert_eq!(turns["next"], "1", "{turns}");
+        let turns = daemon.get(&format!("{chat}/turns?cursor=1")).body;
         assert_eq!(turns["items"][0]["turn_id"], *turn, "{turns}");
         assert_eq!(turns["items"][0]["outcome"], "completed", "{turns}");
         assert_eq!(children(&drill), 1);
@@ -113,7 +113,7 @@ fn what_is_not_there_or_not_right_is_refused() {
         (format!("{none}/turns"), 404),
         (format!("{chats}?x=1"), 400),
         (format!("{chats}?limit=x"), 400),
-        (format!("{chats}?after=~"), 422),
+        (format!("{chats}?cursor=~"), 400),
     ] {
         assert_eq!(daemon.get(&path).status, status, "{path}");
     }

@@ -340,25 +340,19 @@ impl Chats {
     }
 
     /// Returns a page of a workspace's chats, newest first, after one of them, and whether there
-    /// are more.
+    /// are more. It has at most `most` and [`limits::CHAT_PAGE`].
     ///
     /// # Errors
     /// [`ChatError`]
     pub async fn list(
         &self,
         workspace: &str,
-        after: Option<&str>,
-        limit: u32,
+        after: Option<SessionId>,
+        most: u32,
     ) -> Result<(Vec<ChatView>, bool), ChatError> {
         let config = self.0.config.current();
         let (name, _) = directory::workspace(&config, workspace)?;
-        let after = after.map(SessionId::new).transpose();
-        let after = after.map_err(|_| {
-            ChatError::Unprocessable(
-                "\"after\" is not a chat id: use the value of \"next\"".to_owned(),
-            )
-        })?;
-        let most = limit.clamp(1, limits::CHAT_PAGE);
+        let most = most.min(limits::CHAT_PAGE);
         let read = self
             .0
             .readers
@@ -370,7 +364,8 @@ impl Chats {
         Ok((views.collect(), has_more))
     }
 
-    /// Returns a page of the turns of a chat after a sequence, and whether there are more.
+    /// Returns a page of the turns of a chat after a sequence, and whether there are more. It has at
+    /// most `most` and [`limits::CHAT_PAGE`].
     ///
     /// # Errors
     /// [`ChatError`]
@@ -379,10 +374,10 @@ impl Chats {
         workspace: &str,
         chat: &str,
         after: u64,
-        limit: u32,
+        most: u32,
     ) -> Result<(Vec<StoredTurn>, bool), ChatError> {
         let id = self.0.find(workspace, chat).await?.session;
-        let most = limit.clamp(1, limits::CHAT_PAGE);
+        let most = most.min(limits::CHAT_PAGE);
         let read = self
             .0
             .readers

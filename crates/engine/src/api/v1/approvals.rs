@@ -40,7 +40,7 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
     let mut rest = views
         .into_iter()
         .filter(|(place, _)| cursor.as_ref().is_none_or(|cursor| place > cursor));
-    let taken: Vec<_> = rest.by_ref().take(request.limit()).collect();
+    let taken: Vec<_> = rest.by_ref().take(request.limit() as usize).collect();
     let last = taken
         .last()
         .map(|((at, approval), _)| format!("{at}:{approval}"));
@@ -54,7 +54,7 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
 }
 
 fn parse_cursor(text: &str) -> Result<(i64, String), ApiError> {
-    let bad = || ApiError::bad_request("query key \"cursor\" must be the `next` of a page");
+    let bad = || ApiError::bad_cursor();
     let (at, approval) = text.split_once(':').ok_or_else(bad)?;
     Ok((at.parse().map_err(|_| bad())?, approval.to_owned()))
 }

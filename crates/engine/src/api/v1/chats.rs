@@ -11,7 +11,7 @@ use super::error::ApiError;
 use super::plans;
 use super::request_context::RequestContext;
 use super::rounds::{self, Bounds};
-use super::views::{respond, respond_ok};
+use super::views::{List, respond, respond_ok, time_of_ms};
 use super::{AppState, HandlerResult};
 use crate::api::chat_streams;
 use crate::chat::{
@@ -87,13 +87,6 @@ pub(super) fn chat_params<'a>(
         request.path_param("workspace"),
         request.path_param("chat"),
     ))
-}
-
-fn limit(request: &RequestContext) -> u32 {
-    let given = request
-        .query_param("limit")
-        .and_then(|text| text.parse().ok());
-    given.unwrap_or(limits::CHAT_PAGE)
 }
 
 /// Parses the body: 400 if it is not JSON, 422 if it has another form.
@@ -204,12 +197,15 @@ pub(super) async fn accept_message(
 
 pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResult {
     let (chats, workspace, _) = chat_params(&app, &request)?;
-    let page = chats.list(workspace, request.query_param("after"), limit(&request));
+    let cursor = request.query_param("cursor").map(SessionId::new);
+    let cursor = cursor.transpose().map_err(|_| ApiError::bad_cursor())?;
+    let page = chats.list(workspace, cursor, request.limit());
     let (chats, has_more) = page.await?;
     let last = chats.last().filter(|_| has_more);
-    let next = last.map(|of| of.chat.session.as_str().to_owned());
-    let items: Vec<Value> = chats.iter().map(chat_view).collect();
-    respond_ok(&json!({"items": items, "next": next}))
+    respond_ok(&List {
+        next: last.map(|of| of.chat.session.as_str().to_owned()),
+        items: chats.iter().map(chat_view).collect::<Vec<Value>>(),
+    })
 }
 
 pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult {
@@ -219,14 +215,15 @@ pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult
 
 pub(super) async fn turns(app: AppState, request: RequestContext) -> HandlerResult {
     let (chats, workspace, chat) = chat_params(&app, &request)?;
-    let after = request.query_param("after").unwrap_or("0").parse::<u64>();
-    let after =
-        after.map_err(|_| ApiError::bad_request("query key \"after\" must be an integer"))?;
-    let page = chats.turns(workspace, chat, after, limit(&request)).await;
+    let cursor = request.query_param("cursor").unwrap_or("0");
+    let cursor = cursor.parse().map_err(|_| ApiError::bad_cursor())?;
+    let page = chats.turns(workspace, chat, cursor, request.limit()).await;
     let (turns, has_more) = page?;
-    let next = turns.last().filter(|_| has_more).map(|of| of.seq);
-    let items: Vec<Value> = turns.iter().map(turn_view).collect();
-    respond_ok(&json!({"items": items, "next": next}))
+    let last = turns.last().filter(|_| has_more);
+    respond_ok(&List {
+        next: last.map(|of| of.seq.to_string()),
+        items: turns.iter().map(turn_view).collect::<Vec<Value>>(),
+    })
 }
 
 pub(super) async fn events(app: AppState, request: RequestContext) -> HandlerResult {
@@ -305,9 +302,9 @@ fn chat_view(of: &ChatView) -> Value {
         "turns": chat.turns,
         "waiting": chat.waiting,
         "running": chat.running.as_ref().map(TurnId::as_str),
-        "created_ms": chat.created_ms,
-        "used_ms": chat.used_ms,
-        "closed_ms": chat.ended_ms,
+        "created_at": time_of_ms(chat.created_ms),
+        "used_at": time_of_ms(chat.used_ms),
+        "closed_at": chat.ended_ms.map(time_of_ms),
         "rounds": rounds::view(chat),
     })
 }
@@ -320,8 +317,8 @@ fn turn_view(turn: &StoredTurn) -> Value {
         "state": turn.state.as_str(),
         "outcome": turn.outcome.map(marshal_model::TurnOutcome::as_str),
         "idempotency_key": turn.key.as_ref().map(UntrustedText::raw),
-        "accepted_ms": turn.accepted_ms,
-        "begun_ms": turn.begun_ms,
-        "ended_ms": turn.ended_ms,
+        "accepted_at": time_of_ms(turn.accepted_ms),
+        "begun_at": turn.begun_ms.map(time_of_ms),
+        "ended_at": turn.ended_ms.map(time_of_ms),
     })
 }

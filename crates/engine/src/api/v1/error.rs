@@ -41,6 +41,11 @@ impl ApiError {
         }
     }
 
+    /// A `cursor` that no page had as its `next`.
+    pub(super) fn bad_cursor() -> Self {
+        Self::bad_request("query key \"cursor\" must be the `next` of a page")
+    }
+
     pub(super) fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }

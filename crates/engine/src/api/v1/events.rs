@@ -173,18 +173,29 @@ pub(super) async fn stream_session(app: AppState, request: RequestContext) -> Ha
         .map(EventId::parse)
         .transpose()
         .map_err(bad)?;
-    let at = match cursor {
-        None => 0,
-        Some(cursor) => {
-            let key = session.clone();
-            let read = move |reader: &Reader| reader.last_common_event(&key, cursor);
-            app.journal.read(read).await?.seq
-        }
-    };
-    open(StreamKind::Session, app, request, |watcher| async move {
-        let followed = watcher.follow_session(session, at).await;
-        followed.err().unwrap_or(StreamEnd::Complete)
-    })
+    let (mut at, mut rewound) = (0, None);
+    if let Some(cursor) = cursor {
+        let key = session.clone();
+        let read = move |reader: &Reader| reader.last_common_event(&key, cursor);
+        let common = app.journal.read(read).await?;
+        at = common.seq;
+        // A cursor of another journal, or of events that were lost with their disk.
+        rewound = (common != cursor).then(|| format!("{{\"to\":\"{common}\"}}"));
+    }
+    open(
+        StreamKind::Session,
+        app,
+        request,
+        move |watcher| async move {
+            if let Some(rewound) = rewound
+                && let Err(end) = watcher.send_event(None, "rewound", &rewound).await
+            {
+                return end;
+            }
+            let followed = watcher.follow_session(session, at).await;
+            followed.err().unwrap_or(StreamEnd::Complete)
+        },
+    )
 }
 
 impl Subscriber {

@@ -314,7 +314,7 @@ fn number(request: &RequestContext, key: &str) -> Result<Option<u64>, ApiError> 
 }
 
 fn limit(request: &RequestContext) -> u32 {
-    u32::try_from(request.limit()).map_or(STORE_PAGE, |limit| limit.min(STORE_PAGE))
+    request.limit().min(STORE_PAGE)
 }
 
 pub(super) async fn workspaces(app: AppState, _: RequestContext) -> HandlerResult {

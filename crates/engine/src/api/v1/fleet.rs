@@ -56,7 +56,7 @@ pub(super) async fn pools(app: AppState, request: RequestContext) -> HandlerResu
         pools,
         name,
         request.query_param("cursor"),
-        request.limit(),
+        request.limit() as usize,
     ))
 }
 
@@ -110,7 +110,7 @@ pub(super) async fn slots(app: AppState, request: RequestContext) -> HandlerResu
         slots,
         place,
         request.query_param("cursor"),
-        request.limit(),
+        request.limit() as usize,
     ))
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::chats::{chat_params, read};
 use super::error::ApiError;
 use super::request_context::RequestContext;
-use super::views::respond_ok;
+use super::views::{respond_ok, time_of_ms};
 use super::{AppState, HandlerResult};
 use crate::chat::{PlanView, ReviewDecision, StartedWork};
 use marshal_journal::{PlanItem, PlanReview};
@@ -115,7 +115,7 @@ fn item(item: &PlanItem) -> Value {
         "by_agent": item.by_agent,
         "chat_id": item.claimed_by.as_ref().map(SessionId::as_str),
         "tries": item.tries,
-        "changed_ms": item.at_ms,
+        "changed_at": time_of_ms(item.at_ms),
     })
 }
 
@@ -126,6 +126,6 @@ fn review(review: &PlanReview) -> Value {
         "by": review.by,
         "rules": review.rules,
         "reason": review.why.raw(),
-        "at_ms": review.at_ms,
+        "at": time_of_ms(review.at_ms),
     })
 }

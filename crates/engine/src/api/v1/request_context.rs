@@ -91,9 +91,9 @@ impl RequestContext {
     }
 
     /// Returns the requested number of items.
-    pub(super) fn limit(&self) -> usize {
+    pub(super) fn limit(&self) -> u32 {
         let limit = self.query_param("limit").and_then(|text| text.parse().ok());
-        limit.unwrap_or(PAGE as usize)
+        limit.unwrap_or(PAGE)
     }
 
     /// Parses the body strictly.

@@ -26,14 +26,13 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
         .query_param("cursor")
         .map(SessionId::new)
         .transpose();
-    let before = before
-        .map_err(|_| ApiError::bad_request("query key \"cursor\" must be the `next` of a page"))?;
+    let before = before.map_err(|_| ApiError::bad_cursor())?;
     let query = SessionQuery {
         pool,
         open: request.flag("open"),
         before: before.map(|before| before.to_string()),
     };
-    let limit = request.limit();
+    let limit = request.limit() as usize;
     let read = move |reader: &marshal_journal::Reader| reader.sessions_page(&query, limit + 1);
     let mut rows = app.journal.read(read).await?;
     let more = rows.len() > limit;

@@ -42,7 +42,7 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
             .map(parse_cursor)
             .transpose()?,
     };
-    let limit = request.limit();
+    let limit = request.limit() as usize;
     let read = move |reader: &Reader| reader.tasks_page(&query, limit + 1);
     let mut rows = app.journal.read(read).await?;
     let more = rows.len() > limit;
@@ -60,7 +60,7 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
 
 /// Parses a cursor.
 fn parse_cursor(text: &str) -> Result<(i64, String, String), ApiError> {
-    let bad = || ApiError::bad_request("query key \"cursor\" must be the `next` of a page");
+    let bad = || ApiError::bad_cursor();
     let (at, rest) = text.split_once(':').ok_or_else(bad)?;
     let (run, task) = parse_task_id(rest).ok_or_else(bad)?;
     let at = at.parse().map_err(|_| bad())?;

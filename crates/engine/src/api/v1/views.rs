@@ -60,6 +60,11 @@ pub(super) fn time(at_us: i64) -> String {
     at.unwrap_or(jiff::Timestamp::UNIX_EPOCH).to_string()
 }
 
+/// Formats milliseconds since the Unix epoch as RFC 3339.
+pub(super) fn time_of_ms(at_ms: i64) -> String {
+    time(at_ms.saturating_mul(1000))
+}
+
 /// Returns the document with an additional `KEY` in RFC 3339 for each `KEY_us` in microseconds.
 pub(super) fn add_rfc3339_times(value: Value) -> Value {
     match value {

@@ -6,22 +6,11 @@ use axum::http::Method;
 
 use super::super::{chats, plans};
 use super::{
-    LAST_EVENT, LIMIT, MUTATING, NO_BODY, ParamKind, QueryParam, READ_ONLY, Route, STREAM,
+    CURSOR, LAST_EVENT, LIMIT, MUTATING, NO_BODY, ParamKind, QueryParam, READ_ONLY, Route, STREAM,
 };
 use marshal_model::Role;
 use marshal_model::limits;
 
-/// The cursor of a list of chats.
-const AFTER: QueryParam = QueryParam {
-    name: "after",
-    kind: ParamKind::Text { longest: 128 },
-    summary: "`next` of the previous page",
-};
-/// A page of chats or turns has at most 50 items, also if the client requests more.
-const CHAT_LIMIT: QueryParam = QueryParam {
-    summary: "number of items, at most 50, which is the default",
-    ..LIMIT
-};
 pub(super) const BODY_BYTES: u64 = limits::CHAT_BODY_BYTES as u64;
 
 /// The rows, ordered by path.
@@ -30,7 +19,7 @@ pub(super) static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces/{workspace}/chats",
         name: "listChats",
         summary: "List the chats of a workspace, newest first",
-        query: &[AFTER, CHAT_LIMIT],
+        query: &[LIMIT, CURSOR],
         response: (200, "ChatList"),
         error_statuses: &[404, 422],
         handler: |app, request| Box::pin(chats::list(app, request)),
@@ -162,14 +151,7 @@ pub(super) static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces/{workspace}/chats/{chat}/turns",
         name: "listTurns",
         summary: "List the turns of a chat, by sequence",
-        query: &[
-            QueryParam {
-                name: "after",
-                kind: ParamKind::Text { longest: 20 },
-                summary: "start after the turn with this sequence",
-            },
-            CHAT_LIMIT,
-        ],
+        query: &[LIMIT, CURSOR],
         response: (200, "TurnList"),
         error_statuses: &[404],
         handler: |app, request| Box::pin(chats::turns(app, request)),
