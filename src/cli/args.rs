@@ -23,6 +23,7 @@ use super::prompt::PromptArgs;
 use super::report::ReportArgs;
 use super::run_bounds::BoundArgs;
 use super::sandbox_command::SandboxCommand;
+use super::task_commands::TasksCommand;
 use super::trust_store::TrustArgs;
 use super::{agents, manual, overlay};
 use marshal_model::{PoolName, RunId, SessionId, SlotId};
@@ -169,6 +170,12 @@ pub enum Command {
         /// The subcommand
         #[command(subcommand)]
         command: ApprovalsCommand,
+    },
+    /// List, show and cancel the tasks of the daemon
+    Tasks {
+        /// The subcommand
+        #[command(subcommand)]
+        command: TasksCommand,
     },
     /// Show one session: task, permission requests with their verdicts, tool calls and exit
     Show {
@@ -391,7 +398,8 @@ impl Command {
             | Self::Reload
             | Self::Prompt(_)
             | Self::Chat(_)
-            | Self::Approvals { .. } => Some(Need::Supervisor),
+            | Self::Approvals { .. }
+            | Self::Tasks { .. } => Some(Need::Supervisor),
             Self::Policy { command } if command.is_live() => Some(Need::Supervisor),
             Self::Events(_)
             | Self::Show { .. }

@@ -45,7 +45,7 @@ use super::tasks::{self, TaskContext};
 use super::trust;
 use super::{
     agents, approvals, chat, config_command, daemon_commands, editor, init, manual, mcp, overlay,
-    policy, prompt, sandbox_command, trust_store, up,
+    policy, prompt, sandbox_command, task_commands, trust_store, up,
 };
 
 use marshal_config::{Config, ConfigErrors, LogFormat};
@@ -318,6 +318,7 @@ async fn run_client_command(cli: &Cli, client: &ClientContext, streams: &mut Str
         }
         Command::Events(args) => events::events(state, args, cli.json, streams),
         Command::Approvals { command } => approvals::run(state, command, cli.json, streams).await,
+        Command::Tasks { command } => task_commands::run(state, command, cli.json, streams).await,
         Command::Policy { command } => policy::live(command, state, cli.json, streams).await,
         Command::Show { session: name } => session::show(state, name, cli.json, streams),
         Command::Audit { command } => audit::run(state, command, cli.json, streams),

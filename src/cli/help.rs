@@ -13,7 +13,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Run agents", &["run", "up", "prompt", "chat", "acp"]),
     (
         "See what happens",
-        &["ls", "logs", "events", "show", "report"],
+        &["ls", "tasks", "logs", "events", "show", "report"],
     ),
     ("Decide and audit", &["approvals", "policy", "audit"]),
     ("Collect results", &["diff", "apply", "discard", "land"]),

@@ -61,6 +61,7 @@ pub mod start;
 pub mod state_dir;
 pub mod streams;
 pub mod table;
+pub mod task_commands;
 pub mod tasks;
 pub mod trust;
 mod trust_store;

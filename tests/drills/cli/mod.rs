@@ -13,6 +13,7 @@ mod script_model;
 mod session_diff;
 mod step_by_step;
 mod stopping;
+mod tasks;
 mod tutorial;
 
 mod configuration;
