@@ -53,6 +53,8 @@ policy    = "autonomous"
 workspace = {{ path = "project", mode = "worktree" }}
 timeouts  = {{ handshake = "4m" }}
 restart   = {{ base = "10ms", max = "50ms" }}
+# A task that still waits for its provider when the budget is reached has failed.
+rate_limit = {{ pause = "1s" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
 "#
         );
