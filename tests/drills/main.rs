@@ -38,7 +38,7 @@ mod conformance;
 mod deploy;
 mod editor_clients;
 mod fleet;
+mod openapi;
 mod postgres;
-mod schemathesis;
 mod skillpilot;
 mod ssh;
