@@ -2,9 +2,14 @@
 //!
 //! Must not know what the tools do.
 
+use std::path::Path;
+
 use toml::de::DeValue;
 
+use super::error::quote;
 use super::key_types::ValueType;
+use super::pool::PoolDraft;
+use super::role::RegisteredWorkspace;
 use super::table::{Diagnostics, Place, Section, keywords};
 use super::types::{Pool, WorkspaceMode};
 use marshal_model::{ENGINE_SERVER, EngineTool};
@@ -67,14 +72,6 @@ pub(super) fn check_consistency(diagnostics: &Diagnostics, pool: &Pool, place: O
         diagnostics.report(place, message, None);
         return;
     }
-    let writes = pool.engine_tools.iter().find(|tool| tool.writes());
-    if let Some(tool) = writes
-        && pool.workspace.mode == WorkspaceMode::Ro
-    {
-        let message = format!("{tool} needs a writable workspace");
-        let help = "leave it out of engine_tools, or use mode \"copy\"";
-        diagnostics.report(place, message, Some(help.to_owned()));
-    }
     let is_taken = |name: &str| name == ENGINE_SERVER;
     if pool
         .acp
@@ -87,5 +84,37 @@ pub(super) fn check_consistency(diagnostics: &Diagnostics, pool: &Pool, place: O
         );
         let help = "rename the one in mcp_servers".to_owned();
         diagnostics.report(place, message, Some(help));
+    }
+}
+
+/// In a read-only workspace the supervisor writes the files, each as a version of a registered
+/// workspace: that is how the change is attributed and can be taken back.
+pub(super) fn check_read_only<'w>(
+    root: &Section<'_>,
+    drafts: &[PoolDraft],
+    workspaces: impl Iterator<Item = &'w RegisteredWorkspace>,
+) {
+    let registered: Vec<&Path> = workspaces.map(|entry| &*entry.path).collect();
+    for draft in drafts {
+        let workspace = &draft.pool.workspace;
+        let writes = draft.pool.engine_tools.iter().find(|tool| tool.writes());
+        let is_read_only = workspace.mode == WorkspaceMode::Ro && draft.pool.launcher.has_sandbox();
+        let Some(tool) = writes.filter(|_| is_read_only) else {
+            continue;
+        };
+        if registered
+            .iter()
+            .any(|path| workspace.path.starts_with(path))
+        {
+            continue;
+        }
+        let message = format!(
+            "{tool} in a read-only workspace needs a [workspace.NAME] that has {}: what it writes are versions of that",
+            quote(&workspace.path.to_string_lossy())
+        );
+        let help =
+            "register the workspace, leave the tool out of engine_tools, or use mode \"copy\"";
+        root.diagnostics
+            .report(&draft.workspace_place, message, Some(help.to_owned()));
     }
 }

@@ -359,6 +359,7 @@ fn read_config(root: &Section<'_>, origin: &Origin) -> Config {
     let workspaces = role::read_workspaces(&root.section("workspace"), &origin.dir, found);
     file_plane::check_separate_directories(root, &drafts, workspaces.values());
     runner::check_separate_directories(root, &drafts, workspaces.values());
+    engine_tools::check_read_only(root, &drafts, workspaces.values());
     let templates = template::read_templates(&root.section("template"), &roles, &names("role"));
     root.reject_unknown_keys(UNSUPPORTED_TABLES, MISPLACED_TABLES);
     let mut config = Config {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::StartError;
 use super::active_policies::{ActivePolicies, PoolPolicy};
 use super::budgets::Ledger;
+use super::channel::outside_write::OutsideWrites;
 use super::delegate::Delegate;
 use super::fleet_event::SlotView;
 use super::setup::{PoolShared, Setup};
@@ -44,6 +45,12 @@ pub(super) fn build_pools(
                 .cloned()
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
             mask: Arc::clone(&setup.mask),
+            outside_writes: Arc::new(OutsideWrites::new(&config.workspace).map_err(|source| {
+                StartError::Mask {
+                    pool: pool(),
+                    source,
+                }
+            })?),
             delegate: build_delegate(&setup.config, config)?,
             meters: PoolMeters::new(&config.name),
             ledger: Arc::new(Ledger::open(

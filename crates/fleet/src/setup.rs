@@ -21,6 +21,7 @@ use super::active_policies::{ActivePolicies, Policies, PoolPolicy};
 use super::ambient::Ambient;
 use super::approval_registry::ApprovalRegistry;
 use super::budgets::{Ledger, PendingRunBounds};
+use super::channel::outside_write::OutsideWrites;
 use super::channel::stderr::StderrLog;
 use super::clock;
 use super::delegate::Delegate;
@@ -239,6 +240,8 @@ pub(crate) struct PoolShared {
     pub(crate) extractor: Arc<Extractor>,
     /// Masks known secrets; a reload changes it.
     pub(crate) mask: Arc<ArcSwap<Mask>>,
+    /// What the supervisor writes for agents that see the workspace read-only.
+    pub(crate) outside_writes: Arc<Option<OutsideWrites>>,
     /// An external decider that may be stricter than the policy.
     pub(crate) delegate: Option<Arc<Delegate>>,
     pub(crate) meters: PoolMeters,

@@ -3,11 +3,20 @@
 use super::slot_history::SlotHistoryError;
 use marshal_model::PoolName;
 use marshal_proxy::model_proxy::{UpstreamError, WebhookSetupError};
+use marshal_sandbox::workspace::MaskError;
 use marshal_store::StoreError;
 
 /// Why a fleet did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// A pattern of `workspace.mask` is invalid.
+    #[error("pool {pool}: {source}")]
+    Mask {
+        /// The pool's name.
+        pool: PoolName,
+        /// What is wrong.
+        source: MaskError,
+    },
     /// A policy that a pool names is missing from the setup.
     #[error("pool {pool}: policy {policy:?} is not loaded")]
     NoPolicy {

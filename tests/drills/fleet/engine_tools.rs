@@ -488,7 +488,7 @@ fn tools_are_given_only_where_they_can_be_carried() {
         (
             "mode = \"copy\"",
             "mode = \"ro\"",
-            "write_file needs a writable workspace",
+            "write_file in a read-only workspace needs a [workspace.NAME]",
         ),
         (
             "engine_tools = \"all\"",

@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use crate::chat_client::{Daemon, LONG, StreamEvent, text};
 use crate::drill::{Drill, NOBODY, count, eventually};
 
-const POLICY: &str = r#"
+pub(crate) const POLICY: &str = r#"
 schema  = 1
 name    = "open"
 extends = ["builtin:guard"]
@@ -64,7 +64,7 @@ pub(crate) const FILES: &str = "/api/v1/workspaces/main/files";
 pub(crate) const HISTORY: &str = "/api/v1/workspaces/main/history";
 const RESTORE: &str = "/api/v1/workspaces/main/restore";
 
-fn session(chat: &str) -> &str {
+pub(crate) fn session(chat: &str) -> &str {
     chat.rsplit('/').next().expect("an id")
 }
 

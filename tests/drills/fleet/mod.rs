@@ -44,6 +44,7 @@ mod file_plane_recovery;
 mod file_plane_transfer;
 pub(crate) mod files;
 mod files_put;
+mod files_read_only;
 mod first_run;
 pub(crate) mod full_disk;
 mod hooks;

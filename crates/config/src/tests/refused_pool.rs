@@ -156,7 +156,7 @@ fn what_is_for_acp_is_refused_elsewhere_and_what_weakens_it_is_spelled_out() {
     acp("engine_tools = [\"ask_person\", \"ask_person\"]", "ask_person is listed twice");
     acp("engine_tools = \"al\"", "expected \"all\" or an array of tools");
     acp("engine_tools = 1", "expected \"all\" or an array of tools");
-    acp("engine_tools = [\"write_file\"]\nworkspace = { mode = \"ro\" }", "write_file needs a writable workspace");
+    acp("engine_tools = [\"write_file\"]\nworkspace = { mode = \"ro\" }", "write_file in a read-only workspace needs a [workspace.NAME]");
     acp("auth = \"a\\u0007\"", "expected an id of the agent");
     acp("logout = true", "logout = true needs auth");
     acp("auth = \"x\"\nlogout = true\nstop = { goodbye = \"0s\" }", "logout = true needs a goodbye");

@@ -123,6 +123,7 @@ const BEYOND: &[&str] = &[
     "launcher = \"pty\" needs dialect",
     "the table runner is for",
     "needs a writable workspace",
+    "in a read-only workspace needs",
     "the server of engine_tools",
     "would give the agent a secret",
     "a tool server at a URL needs a route",

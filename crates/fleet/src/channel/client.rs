@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::files::{FileAction, FilePlace, FileWork, WrittenFile, run_file_work};
+use super::outside_write::OutsideWrites;
 use super::state::ChannelState;
 use super::stdin::Stdin;
 use super::terminal::{self, Terminal};
@@ -44,6 +45,9 @@ pub(crate) struct ClientSetup {
     pub(crate) workspace: String,
     /// The file versions of the workspace; `None` if none are recorded.
     pub(crate) versions: Option<SessionVersions>,
+    /// What the supervisor writes for an agent that sees its workspace read-only; `None` if files
+    /// are written inside the sandbox.
+    pub(crate) outside_writes: Arc<Option<OutsideWrites>>,
     /// The engine tools that the agent gets; `None` if the pool offers none.
     pub(crate) tools: Option<ToolSetup>,
 }
@@ -203,6 +207,7 @@ impl ClientRequests {
             path,
             root,
             file: versions.and_then(|item| item.file(&below, task)),
+            outside: Arc::clone(&self.setup.outside_writes),
             below,
         };
         Some(FileWork { at, act })

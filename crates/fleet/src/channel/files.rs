@@ -6,6 +6,9 @@
 //! Only this module knows what was written, so it also records the file's version
 //! (`fleet/files/agent.rs`).
 
+use std::sync::Arc;
+
+use super::outside_write::OutsideWrites;
 use crate::files::{AgentFile, AgentWrite, FilesError, PriorContent};
 use marshal_launch::{FileError, SandboxEntry};
 use marshal_model::limits::CLIENT_FILE_BYTES;
@@ -51,6 +54,8 @@ pub(super) struct FilePlace {
     pub(super) below: String,
     /// The file's versions, where they are recorded.
     pub(super) file: Option<AgentFile>,
+    /// What is written outside of the sandbox; `None`: nothing is.
+    pub(super) outside: Arc<Option<OutsideWrites>>,
 }
 
 /// The operation on a file.
@@ -118,6 +123,9 @@ pub(super) async fn run_file_work(
         }
     };
     let text = change.text.clone();
+    if let Some(outside) = &*Arc::clone(&at.outside) {
+        return write_outside(entry, at, outside, change).await;
+    }
     match &at.file {
         None => write(entry, at, &text, &change).await,
         Some(_) => write_version(entry, at, &text, change).await,
@@ -126,9 +134,18 @@ pub(super) async fn run_file_work(
 
 impl FilePlace {
     fn read_request(&self, line: u64, limit: Option<u64>) -> FileOperation {
+        let outside = Option::as_ref(&self.outside);
+        let dir = outside.map_or("", |outside| outside.visible_dir(&self.below));
+        let (root, path) = match self.below.strip_prefix(dir) {
+            Some(rest) if !dir.is_empty() => (
+                format!("{}/{dir}", self.root),
+                rest.trim_start_matches('/').to_owned(),
+            ),
+            _ => (self.root.clone(), self.below.clone()),
+        };
         FileOperation::Read {
-            root: self.root.clone(),
-            path: self.below.clone(),
+            root,
+            path,
             line,
             limit,
         }
@@ -234,6 +251,42 @@ async fn write_version(
         ),
         Err(WriteError::Sandbox(error)) => write_failure(at, &error),
         Err(WriteError::Files(error)) => (Err(describe_version_error(&error, &at.path)), None),
+    }
+}
+
+/// Writes a file of a workspace that the agent sees read-only: the new version is stored first, then
+/// the supervisor writes the file, where the agent sees it at once. It must be a file that the agent
+/// sees as it is.
+async fn write_outside(
+    entry: &SandboxEntry,
+    mut at: FilePlace,
+    outside: &OutsideWrites,
+    change: AgentWrite,
+) -> (ClientResult, Option<WrittenFile>) {
+    if let Err(refused) = outside.check(&at.below, &at.path) {
+        return (Err(refused), None);
+    }
+    let Some(file) = at.file.take() else {
+        let why = format!(
+            "{}: the workspace is read-only, and its files have no versions here: a daemon (marshal up) keeps them",
+            at.path
+        );
+        return (Err(ClientError::new(ClientErrorKind::Invalid, why)), None);
+    };
+    let seen = match entry.read(at.read_request(1, None)).await {
+        Ok(text) => ExpectedContent::Digest(Digest::of(text.as_bytes()).0),
+        Err(FileError::Failed(failure)) if failure.kind == FileFailureKind::NotFound => {
+            ExpectedContent::Missing
+        }
+        Err(error) => return (Err(describe_file_error(&error, &at.path, false)), None),
+    };
+    let sha256 = sha256_hex(&change.text);
+    match file.write_outside(change, seen).await {
+        Ok(version) => (
+            Ok(ClientOutput::Written(version.version)),
+            Some(at.into_written_file(Some(sha256), Some(version))),
+        ),
+        Err(error) => (Err(describe_version_error(&error, &at.path)), None),
     }
 }
 

@@ -10,6 +10,7 @@ mod egress;
 mod end;
 mod explain;
 mod files;
+pub(crate) mod outside_write;
 mod state;
 pub(crate) mod stderr;
 pub(crate) mod stdin;

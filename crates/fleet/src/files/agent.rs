@@ -10,12 +10,13 @@ use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes;
 
-use super::{Draft, FileLocation, FilesError, PriorContent};
+use super::{Draft, FileLocation, FilesError, PriorContent, digest};
 use crate::setup::Shared;
 use marshal_model::limits::{
     FILES_FORGETFUL_SESSIONS, FILES_SEEN, FILES_SEEN_OF_SESSION, OBSERVE_TIMEOUT,
 };
 use marshal_model::{FileVersion, SessionId, TaskId};
+use marshal_sandbox::workspace::host_access::{ExpectedContent, Parents};
 use marshal_store::{
     Author, AuthorKind, Base, Cause, ContentState, Digest, FilePath, Origin, StoreError, Version,
     WorkspaceId,
@@ -294,6 +295,35 @@ impl AgentFile {
             .await?;
         self.mark_seen(version.v);
         Ok(to_file_version(&self.spot, &version))
+    }
+
+    /// Writes the file by the supervisor itself, if it is as the agent sees it. The write is
+    /// finished even if the caller drops the future.
+    pub(crate) async fn write_outside(
+        self,
+        change: AgentWrite,
+        seen: ExpectedContent,
+    ) -> Result<FileVersion, FilesError> {
+        let written = tokio::spawn(async move {
+            let (files, spot) = (&self.shared.files, &self.spot);
+            // Before a version is stored: what is hidden from the agent must not get into the store.
+            let found = files.read_disk(spot).await?;
+            let found = found.map_or(ExpectedContent::Missing, |found| {
+                ExpectedContent::Digest(digest(&found).0)
+            });
+            if found != seen {
+                return Err(FilesError::Changed(spot.path.clone()));
+            }
+            let place = |prior: PriorContent, bytes| async move {
+                if prior.expected != seen {
+                    return Err(FilesError::Changed(spot.path.clone()));
+                }
+                let placed = files.place_file(spot, Parents::Require, prior, (bytes, None));
+                placed.await
+            };
+            self.write(change, place).await
+        });
+        written.await.map_err(|_| FilesError::Stopping)?
     }
 
     fn origin(&self) -> Origin {

@@ -35,7 +35,8 @@ impl PreparedSession {
             env,
             limits: sandbox::limits_of(&pool.sandbox),
             workspace: self.place().workspace.to_owned(),
-            versions: self.versioning(shared, pool),
+            versions: self.versions_of_tools(shared, pool),
+            outside_writes: Arc::clone(&pool.outside_writes),
             tools: self.tool_setup(shared, pool),
         })
     }

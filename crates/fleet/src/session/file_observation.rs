@@ -28,8 +28,22 @@ impl PreparedSession {
         shared: &Arc<Shared>,
         pool: &PoolShared,
     ) -> Option<SessionVersions> {
+        let writes = pool.config.workspace.mode == WorkspaceMode::Rw;
+        writes
+            .then(|| self.versions_of_tools(shared, pool))
+            .flatten()
+    }
+
+    /// The file versions of the workspace, where the agent's client or tools write the workspace
+    /// itself. In mode `ro` nothing else does.
+    pub(super) fn versions_of_tools(
+        &self,
+        shared: &Arc<Shared>,
+        pool: &PoolShared,
+    ) -> Option<SessionVersions> {
         let config = &pool.config;
-        let is_itself = config.workspace.mode == WorkspaceMode::Rw && config.ssh.is_none();
+        let modes = [WorkspaceMode::Rw, WorkspaceMode::Ro];
+        let is_itself = modes.contains(&config.workspace.mode) && config.ssh.is_none();
         let host = self.dirs().workspace().to_owned();
         is_itself
             .then(|| SessionVersions::new(shared, host, &self.session))
