@@ -38,7 +38,7 @@ mod conformance;
 mod deploy;
 mod editor_clients;
 mod fleet;
-mod openapi;
+mod http_clients;
 mod postgres;
 mod skillpilot;
 mod ssh;

@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use regex::Regex;
+
 use marshal_model::{
     DecidedBy, Decision, EventKind, ExitClass, SlotState, TaskOutcome, TurnOutcome,
 };
@@ -386,6 +388,43 @@ fn the_architecture_names_files_that_exist() {
 }
 
 #[test]
+fn the_tests_that_prove_a_requirement_exist() {
+    let mut pages = Vec::new();
+    files_below(&root().join("docs/systems"), "md", &mut pages);
+    let cited =
+        Regex::new(r"`(quick|drills|parts|script_agent)::((?:\w+::)*)(\w+)`").expect("good");
+    let mut requirements = 0;
+    for page in &pages {
+        let text = fs::read_to_string(page).expect("a page");
+        for row in text.lines().filter(|line| line.starts_with("| ")) {
+            let is_head = row.starts_with("| Requirement") || page.ends_with("README.md");
+            assert!(
+                is_head || cited.is_match(row),
+                "{}: nothing proves {row}",
+                page.display()
+            );
+            requirements += usize::from(!is_head);
+        }
+        for test in cited.captures_iter(&text) {
+            let mut place = root().join("tests").join(&test[1]);
+            place.extend(test[2].split("::").filter(|part| !part.is_empty()));
+            // A test stands in the file of its module.
+            let files = [
+                place.with_extension("rs"),
+                place.join("mod.rs"),
+                place.join("main.rs"),
+            ];
+            let own = format!("fn {}(", &test[3]);
+            let exists = files
+                .iter()
+                .any(|file| fs::read_to_string(file).is_ok_and(|text| text.contains(own.as_str())));
+            assert!(exists, "{}: there is no test {}", page.display(), &test[0]);
+        }
+    }
+    assert!(requirements > 80, "{requirements}");
+}
+
+#[test]
 fn the_book_and_the_readme_lead_to_every_page() {
     let docs = root().join("docs");
     let mut pages = Vec::new();
@@ -411,7 +450,12 @@ fn the_book_and_the_readme_lead_to_every_page() {
     let unlinked: Vec<_> = pages
         .iter()
         .filter(|page| !in_readme.contains(page.as_str()))
-        .filter(|page| !page.starts_with("decisions/") || *page == "decisions/README.md")
+        .filter(|page| {
+            let part = page.split_once('/');
+            part.is_none_or(|(part, page)| {
+                !["decisions", "systems"].contains(&part) || page == "README.md"
+            })
+        })
         .collect();
     assert!(
         unlinked.is_empty(),

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::api::api_daemon::{ApiDaemon, POOL};
 use crate::drill::Drill;
-use crate::openapi::tool;
+use crate::http_clients::tool;
 
 /// What it looks for: no failure of ours, and nothing that the document does not say.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\

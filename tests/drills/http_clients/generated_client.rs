@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use crate::api::api_daemon::{ApiDaemon, POOL};
-use crate::openapi::tool;
+use crate::http_clients::tool;
 
 const CLIENT: &str = include_str!("client.py");
 

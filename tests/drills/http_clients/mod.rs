@@ -1,5 +1,5 @@
 //! The OpenAPI document in the hands of programs that other people wrote: a checker, and a generator of
-//! clients. `tests/run openapi` installs them.
+//! clients. `tests/run http_clients` installs them.
 
 mod generated_client;
 mod schemathesis;
@@ -12,7 +12,7 @@ fn tool(name: &str, program: &str) -> PathBuf {
     let tool = tools.join(name).join("bin").join(program);
     assert!(
         tool.exists(),
-        "`tests/run openapi` installs {}",
+        "`tests/run http_clients` installs {}",
         tool.display()
     );
     tool
