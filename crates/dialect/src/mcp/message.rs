@@ -116,3 +116,34 @@ pub(super) fn parse_cancelled_id(params: &RawValue) -> Option<Id> {
     let params: Params<'_> = serde_json::from_str(params.get()).ok()?;
     Id::read(params.request_id)
 }
+
+/// The member of `_meta` that names the version of a request.
+pub(super) const VERSION_KEY: &str = "io.modelcontextprotocol/protocolVersion";
+/// The member of `_meta` that has what its client can do.
+pub(super) const CAPABILITIES_KEY: &str = "io.modelcontextprotocol/clientCapabilities";
+
+/// What a request says of itself.
+#[derive(Debug, Default)]
+pub(super) struct RequestMeta {
+    pub(super) version: Option<String>,
+    pub(super) has_capabilities: bool,
+}
+
+/// Reads `_meta`; what is not there or of another type counts as absent.
+pub(super) fn request_meta(params: &RawValue) -> RequestMeta {
+    #[derive(Deserialize)]
+    struct Params {
+        #[serde(rename = "_meta")]
+        meta: serde_json::Map<String, serde_json::Value>,
+    }
+    let Ok(Params { meta }) = serde_json::from_str(params.get()) else {
+        return RequestMeta::default();
+    };
+    let version = meta.get(VERSION_KEY).and_then(serde_json::Value::as_str);
+    RequestMeta {
+        version: version.map(str::to_owned),
+        has_capabilities: meta
+            .get(CAPABILITIES_KEY)
+            .is_some_and(serde_json::Value::is_object),
+    }
+}

@@ -4,8 +4,9 @@
 //! Layer 2. Owns the messages and their order: lines go in, [`Effect`]s come out. Must not know
 //! sockets, files, policies, or how a call is carried out: its result comes back as an answer.
 //!
-//! Source: Model Context Protocol, in the versions of [`VERSIONS`], over standard input and output:
-//! JSON-RPC 2.0, one message per line.
+//! Source: Model Context Protocol, in [`STATELESS_VERSION`] and the [`VERSIONS`] before it, over
+//! standard input and output: JSON-RPC 2.0, one message per line. A client may use both kinds on
+//! one connection, because each request says which it is.
 
 mod arguments;
 mod message;
@@ -13,12 +14,12 @@ mod schema;
 mod write;
 
 use serde::Deserialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use marshal_model::limits::{TOOL_BATCH, TOOL_CALLS};
-use marshal_model::{ENGINE_SERVER, EngineCall, EngineRequest, EngineResult, EngineTool};
-use message::{Id, Message};
+use marshal_model::{EngineCall, EngineRequest, EngineResult, EngineTool};
+use message::{CAPABILITIES_KEY, Id, Message, VERSION_KEY};
 pub use write::{INTERNAL, error_line};
 
 /// The call that would be evaluated, if this is one of these tools and its arguments are valid.
@@ -34,7 +35,9 @@ pub fn parse_tool_call(
     Some(call.policy_request())
 }
 
-/// The supported protocol versions, newest first.
+/// The version without a handshake: each request names it, and nothing is kept between requests.
+pub const STATELESS_VERSION: &str = "2026-07-28";
+/// The supported protocol versions that begin with `initialize`, newest first.
 pub const VERSIONS: &[&str] = &["2025-11-25", "2025-06-18", BATCH_VERSION, "2024-11-05"];
 /// The only one of them with message batches.
 const BATCH_VERSION: &str = "2025-03-26";
@@ -64,13 +67,45 @@ enum Phase {
     Initialized { has_batches: bool },
 }
 
+/// How a request says its version, and so the form of its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Era {
+    /// The connection began with `initialize`.
+    Handshake,
+    /// The request itself names [`STATELESS_VERSION`].
+    Stateless,
+}
+
+/// A call in progress.
+#[derive(Debug)]
+struct OpenCall {
+    number: u64,
+    id: Id,
+    era: Era,
+}
+
+/// Why a request is refused.
+#[derive(Debug)]
+struct Refusal {
+    code: i32,
+    why: String,
+    data: Option<Value>,
+}
+
+impl From<(i32, String)> for Refusal {
+    fn from((code, why): (i32, String)) -> Self {
+        let data = None;
+        Self { code, why, data }
+    }
+}
+
 /// The server of one connection.
 #[derive(Debug)]
 pub struct Server {
     tools: Vec<EngineTool>,
     phase: Phase,
     /// The calls in progress; at most [`TOOL_CALLS`].
-    open: Vec<(u64, Id)>,
+    open: Vec<OpenCall>,
     last: u64,
 }
 
@@ -128,10 +163,10 @@ impl Server {
 
     /// Answers a call. A cancelled call gets no answer.
     pub fn answer_call(&mut self, number: u64, answer: &EngineResult, out: &mut Vec<Effect>) {
-        let at = self.open.iter().position(|(open, _)| *open == number);
+        let at = self.open.iter().position(|open| open.number == number);
         if let Some(at) = at {
-            let (_, id) = self.open.swap_remove(at);
-            out.push(write::call_result(&id, answer));
+            let OpenCall { id, era, .. } = self.open.swap_remove(at);
+            out.push(write::result(&id, era, write::call_result(answer)));
         }
     }
 
@@ -139,8 +174,8 @@ impl Server {
         match message::read(text) {
             Ok(Message::Request { id, method, params }) => {
                 let done = self.handle_request(&id, &method, params, out);
-                if let Err((code, why)) = done {
-                    out.push(write::error(Some(&id), code, &why));
+                if let Err(refusal) = done {
+                    out.push(write::refusal(&id, &refusal));
                 }
             }
             Ok(Message::Notification { method, params }) => {
@@ -158,28 +193,32 @@ impl Server {
         method: &str,
         params: Option<&RawValue>,
         out: &mut Vec<Effect>,
-    ) -> Result<(), (i32, String)> {
-        if self.open.iter().any(|(_, open)| open == id) {
+    ) -> Result<(), Refusal> {
+        if self.open.iter().any(|open| open.id == *id) {
             let why = "a request with this id is still in progress";
-            return Err((write::INVALID_REQUEST, why.to_owned()));
+            return Err((write::INVALID_REQUEST, why.to_owned()).into());
         }
-        match method {
-            "ping" => out.push(write::result(id, &write::Nothing {})),
-            "initialize" => self.initialize(id, params, out)?,
-            _ if self.phase == Phase::Uninitialized => {
+        let era = requested_era(method, params)?;
+        match (method, era) {
+            ("server/discover", Era::Stateless) => {
+                out.push(write::result(id, era, schema::discover_result()));
+            }
+            ("ping", Era::Handshake) => out.push(write::result(id, era, json!({}))),
+            ("initialize", Era::Handshake) => self.initialize(id, params, out)?,
+            (_, Era::Handshake) if self.phase == Phase::Uninitialized => {
                 let why = format!(
                     "the server is not initialized: {method:.64} was sent before initialize"
                 );
-                return Err((write::INVALID_REQUEST, why));
+                return Err((write::INVALID_REQUEST, why).into());
             }
-            "tools/list" => {
+            ("tools/list", _) => {
                 arguments::reject_cursor(params).map_err(|why| (write::INVALID_PARAMS, why))?;
-                out.push(write::result(id, &schema::list(&self.tools)));
+                out.push(write::result(id, era, schema::list(&self.tools, era)));
             }
-            "tools/call" => self.call(id, params, out)?,
+            ("tools/call", _) => self.call(id, era, params, out)?,
             _ => {
                 let why = format!("there is no method {:?} here", shortened(method));
-                return Err((write::METHOD_NOT_FOUND, why));
+                return Err((write::METHOD_NOT_FOUND, why).into());
             }
         }
         Ok(())
@@ -190,7 +229,7 @@ impl Server {
         id: &Id,
         params: Option<&RawValue>,
         out: &mut Vec<Effect>,
-    ) -> Result<(), (i32, String)> {
+    ) -> Result<(), Refusal> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Params {
@@ -198,7 +237,7 @@ impl Server {
         }
         if self.phase != Phase::Uninitialized {
             let why = "the server is already initialized";
-            return Err((write::INVALID_REQUEST, why.to_owned()));
+            return Err((write::INVALID_REQUEST, why.to_owned()).into());
         }
         let params = params.and_then(|raw| serde_json::from_str::<Params>(raw.get()).ok());
         let params = params.ok_or_else(|| {
@@ -214,27 +253,30 @@ impl Server {
         self.phase = Phase::Initialized {
             has_batches: version == BATCH_VERSION,
         };
-        out.push(write::result(
-            id,
-            &schema::initialize_result(version, ENGINE_SERVER),
-        ));
+        let result = schema::initialize_result(version);
+        out.push(write::result(id, Era::Handshake, result));
         Ok(())
     }
 
     fn call(
         &mut self,
         id: &Id,
+        era: Era,
         params: Option<&RawValue>,
         out: &mut Vec<Effect>,
-    ) -> Result<(), (i32, String)> {
+    ) -> Result<(), Refusal> {
         let call = arguments::read(params, &self.tools);
         let call = call.map_err(|why| (write::INVALID_PARAMS, why))?;
         if self.open.len() >= TOOL_CALLS {
             let why = format!("{TOOL_CALLS} calls are in progress: wait for one to finish");
-            return Err((write::INTERNAL, why));
+            return Err((write::INTERNAL, why).into());
         }
         self.last += 1;
-        self.open.push((self.last, id.clone()));
+        self.open.push(OpenCall {
+            number: self.last,
+            id: id.clone(),
+            era,
+        });
         out.push(Effect::Call {
             number: self.last,
             call: Box::new(call),
@@ -254,13 +296,43 @@ impl Server {
         }
         let at = params.and_then(message::parse_cancelled_id).and_then(|id| {
             let mut open = self.open.iter();
-            open.position(|(_, open)| *open == id)
+            open.position(|open| open.id == id)
         });
         if let Some(at) = at {
-            let (number, _) = self.open.swap_remove(at);
-            out.push(Effect::Cancelled(number));
+            let call = self.open.swap_remove(at);
+            out.push(Effect::Cancelled(call.number));
         }
     }
+}
+
+/// How a request says its version. One that names a version must name ours and the client's
+/// capabilities; `server/discover` has no other form.
+fn requested_era(method: &str, params: Option<&RawValue>) -> Result<Era, Refusal> {
+    let meta = params.map(message::request_meta).unwrap_or_default();
+    let Some(version) = meta.version else {
+        return match method {
+            "server/discover" => {
+                let why = format!("server/discover needs _meta with {VERSION_KEY:?}");
+                Err((write::INVALID_PARAMS, why).into())
+            }
+            _ => Ok(Era::Handshake),
+        };
+    };
+    if version != STATELESS_VERSION {
+        return Err(Refusal {
+            code: write::UNSUPPORTED_VERSION,
+            why: "this version of the protocol is not supported without initialize".to_owned(),
+            data: Some(json!({
+                "supported": [STATELESS_VERSION],
+                "requested": shortened(&version),
+            })),
+        });
+    }
+    if !meta.has_capabilities {
+        let why = format!("a request needs _meta with {CAPABILITIES_KEY:?} (an object)");
+        return Err((write::INVALID_PARAMS, why).into());
+    }
+    Ok(Era::Stateless)
 }
 
 fn shortened(text: &str) -> String {

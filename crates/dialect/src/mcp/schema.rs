@@ -4,23 +4,53 @@
 
 use serde_json::{Value, json};
 
+use super::{Era, STATELESS_VERSION};
 use marshal_model::limits::{CLIENT_FILE_BYTES, TOOL_OPTIONS};
-use marshal_model::{EngineTool, StepStatus};
+use marshal_model::{ENGINE_SERVER, EngineTool, StepStatus};
+
+const INSTRUCTIONS: &str = "Tools of the supervisor that runs this session. Its policy decides about each call; an error result says why, and what to do instead.";
+
+/// How long a client may keep what the server says of itself and of its tools, in milliseconds:
+/// neither changes while a child lives.
+const FRESH_MS: u64 = 3_600_000;
+
+/// The server's name and version.
+pub(super) fn server_info() -> Value {
+    json!({"name": ENGINE_SERVER, "version": env!("CARGO_PKG_VERSION")})
+}
 
 /// The answer to `initialize`.
-pub(super) fn initialize_result(version: &str, name: &str) -> Value {
+pub(super) fn initialize_result(version: &str) -> Value {
     json!({
         "protocolVersion": version,
         "capabilities": {"tools": {}},
-        "serverInfo": {"name": name, "version": env!("CARGO_PKG_VERSION")},
-        "instructions": "Tools of the supervisor that runs this session. Its policy decides about each call; an error result says why, and what to do instead.",
+        "serverInfo": server_info(),
+        "instructions": INSTRUCTIONS,
+    })
+}
+
+/// The answer to `server/discover`.
+pub(super) fn discover_result() -> Value {
+    json!({
+        "supportedVersions": [STATELESS_VERSION],
+        "capabilities": {"tools": {}},
+        "instructions": INSTRUCTIONS,
+        "ttlMs": FRESH_MS,
+        "cacheScope": "private",
     })
 }
 
 /// The answer to `tools/list`.
-pub(super) fn list(tools: &[EngineTool]) -> Value {
+pub(super) fn list(tools: &[EngineTool], era: Era) -> Value {
     let tools: Vec<Value> = tools.iter().copied().map(tool).collect();
-    json!({ "tools": tools })
+    match era {
+        Era::Handshake => json!({ "tools": tools }),
+        Era::Stateless => json!({
+            "tools": tools,
+            "ttlMs": FRESH_MS,
+            "cacheScope": "private",
+        }),
+    }
 }
 
 fn tool(tool: EngineTool) -> Value {

@@ -100,6 +100,73 @@ fn nothing_but_a_ping_comes_before_initialize_and_that_comes_once() {
     assert_eq!(code(&reply_to(&mut server, &page)), -32602);
 }
 
+/// A request that says its version itself.
+fn alone(id: u64, method: &str, version: &str, params: &Value) -> Value {
+    let mut params = params.clone();
+    params["_meta"] = json!({
+        message::VERSION_KEY: version,
+        message::CAPABILITIES_KEY: {},
+    });
+    json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+}
+
+#[test]
+fn a_request_that_names_its_version_needs_no_handshake() {
+    let mut server = Server::new(EngineTool::ALL);
+    let ask = |server: &mut Server, method: &str, params: &Value| {
+        reply_to(server, &alone(1, method, STATELESS_VERSION, params))
+    };
+    let found = ask(&mut server, "server/discover", &json!({}));
+    let result = &found["result"];
+    assert_eq!(result["supportedVersions"], json!([STATELESS_VERSION]));
+    assert_eq!(result["resultType"], "complete");
+    assert!(result["ttlMs"].is_u64() && result["cacheScope"] == "private");
+    let server_info = "io.modelcontextprotocol/serverInfo";
+    assert_eq!(result["_meta"][server_info]["name"], "marshal");
+    let listed = ask(&mut server, "tools/list", &json!({}));
+    assert_eq!(listed["result"]["tools"].as_array().map(Vec::len), Some(5));
+    assert_eq!(listed["result"]["resultType"], "complete");
+
+    let step = json!({"name": "plan_step", "arguments": {"step": "a", "status": "done"}});
+    let called = feed(
+        &mut server,
+        &alone(2, "tools/call", STATELESS_VERSION, &step),
+    );
+    let [Effect::Call { number, .. }] = *called else {
+        panic!("{called:?}");
+    };
+    let mut out = Vec::new();
+    server.answer_call(number, &Ok("noted".to_owned().into()), &mut out);
+    let answer = written_messages(&out).remove(0);
+    assert_eq!(answer["result"]["resultType"], "complete", "{answer}");
+    assert_eq!(answer["result"]["content"][0]["text"], "noted");
+
+    // What this version does not have, what it needs, and other versions.
+    for method in ["ping", "initialize", "resources/list"] {
+        assert_eq!(
+            code(&ask(&mut server, method, &json!({}))),
+            -32601,
+            "{method}"
+        );
+    }
+    let bare = json!({"jsonrpc": "2.0", "id": 3, "method": "server/discover"});
+    assert_eq!(code(&reply_to(&mut server, &bare)), -32602);
+    let mut without = alone(4, "tools/list", STATELESS_VERSION, &json!({}));
+    without["params"]["_meta"][message::CAPABILITIES_KEY] = json!(true);
+    assert_eq!(code(&reply_to(&mut server, &without)), -32602);
+    for version in ["2027-01-01", "2025-11-25"] {
+        let refused = reply_to(&mut server, &alone(5, "tools/list", version, &json!({})));
+        assert_eq!(code(&refused), -32022, "{refused}");
+        let data = json!({"supported": [STATELESS_VERSION], "requested": version});
+        assert_eq!(refused["error"]["data"], data);
+    }
+    // The same connection may begin with a handshake after all, whose answers are as they were.
+    let reply = reply_to(&mut server, &hello("2025-11-25"));
+    assert!(reply["result"]["resultType"].is_null(), "{reply}");
+    let list = json!({"jsonrpc": "2.0", "id": 6, "method": "tools/list"});
+    assert!(reply_to(&mut server, &list)["result"]["resultType"].is_null());
+}
+
 #[test]
 fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
     let arguments = |tool| match tool {
@@ -111,7 +178,7 @@ fn each_schema_takes_what_the_reader_takes_and_names_its_members() {
         EngineTool::AskPerson => json!({"question": "?", "options": ["a", "b"]}),
         EngineTool::PlanStep => json!({"step": "a", "status": "blocked"}),
     };
-    let listed = schema::list(EngineTool::ALL);
+    let listed = schema::list(EngineTool::ALL, Era::Handshake);
     for (at, tool) in EngineTool::ALL.iter().enumerate() {
         let schema = &listed["tools"][at];
         assert_eq!(schema["name"], tool.as_str());

@@ -3,11 +3,11 @@
 //! Must not know when they are written.
 
 use serde::Serialize;
-use serde_json::json;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
-use super::Effect;
 use super::message::Id;
+use super::{Effect, Era, Refusal, schema};
 use marshal_model::{ClientErrorKind, EngineResult};
 
 /// The line is not JSON.
@@ -21,15 +21,22 @@ pub(super) const INVALID_PARAMS: i32 = -32602;
 /// The request cannot be carried out.
 pub const INTERNAL: i32 = -32603;
 
+/// The request names a version that is not supported.
+pub(super) const UNSUPPORTED_VERSION: i32 = -32022;
+
 /// The member of a result that has the version of its file.
 const VERSION: &str = "marshal/version";
 
-/// An empty object.
-#[derive(Serialize)]
-pub(super) struct Nothing {}
+/// The answer to a request: without a handshake it says that it is complete, and who answers.
+pub(super) fn result(id: &Id, era: Era, mut result: Value) -> Effect {
+    if era == Era::Stateless {
+        result["resultType"] = "complete".into();
+        result["_meta"]["io.modelcontextprotocol/serverInfo"] = schema::server_info();
+    }
+    reply(id, &result)
+}
 
-/// The answer to a request.
-pub(super) fn result(id: &Id, result: &impl Serialize) -> Effect {
+fn reply(id: &Id, result: &impl Serialize) -> Effect {
     #[derive(Serialize)]
     struct Reply<'a, T> {
         jsonrpc: &'static str,
@@ -51,6 +58,20 @@ pub(super) fn error(id: Option<&Id>, code: i32, why: &str) -> Effect {
     Effect::Write(error_line(id.map(Id::json), code, why))
 }
 
+/// The error answer to a refused request.
+pub(super) fn refusal(id: &Id, refusal: &Refusal) -> Effect {
+    let Refusal { code, why, data } = refusal;
+    let Some(data) = data else {
+        return error(Some(id), *code, why);
+    };
+    let id = RawValue::from_string(id.json().to_owned()).ok();
+    Effect::Write(line(&json!({
+        "jsonrpc": "2.0",
+        "id": id,
+        "error": {"code": code, "message": why, "data": data},
+    })))
+}
+
 /// The line of an error; `id` is JSON.
 #[must_use]
 pub fn error_line(id: Option<&str>, code: i32, why: &str) -> Vec<u8> {
@@ -63,7 +84,7 @@ pub fn error_line(id: Option<&str>, code: i32, why: &str) -> Vec<u8> {
 }
 
 /// The result of a call. A denial is a result too, so that the model reads it.
-pub(super) fn call_result(id: &Id, answer: &EngineResult) -> Effect {
+pub(super) fn call_result(answer: &EngineResult) -> Value {
     let version = answer.as_ref().ok().and_then(|done| done.version);
     let (text, is_error) = match answer {
         Ok(done) => (done.text.clone(), false),
@@ -82,7 +103,7 @@ pub(super) fn call_result(id: &Id, answer: &EngineResult) -> Effect {
     if let Some(version) = version {
         done["_meta"] = json!({VERSION: version});
     }
-    result(id, &done)
+    done
 }
 
 fn line(message: &impl Serialize) -> Vec<u8> {

@@ -96,6 +96,58 @@ async fn a_call_is_told_and_its_answer_goes_back() {
     assert!(answer.contains("\"isError\":true"), "{answer}");
 }
 
+/// The client of the protocol's own library, with and without a handshake.
+#[tokio::test]
+async fn the_librarys_client_works_in_each_version() {
+    use rmcp::model::{CallToolRequestParams, ProtocolVersion};
+    use rmcp::{ClientLifecycleMode, ClientServiceExt as _};
+
+    let newest = vec![ProtocolVersion::V_2026_07_28];
+    let lifecycles = [
+        (
+            ClientLifecycleMode::Discover {
+                preferred_versions: newest.clone(),
+            },
+            "2026-07-28",
+        ),
+        (
+            ClientLifecycleMode::Auto {
+                preferred_versions: newest,
+                legacy_version: None,
+            },
+            "2026-07-28",
+        ),
+        (ClientLifecycleMode::Initialize, "2025-11-25"),
+    ];
+    for (lifecycle, version) in lifecycles {
+        let mut served = Served::as_uid(own());
+        let stream = served.connect().await.into_inner();
+        let client = ().serve_with_lifecycle(stream, lifecycle).await.expect(version);
+        let server = client.peer_info().expect("what it says of itself");
+        assert_eq!(server.protocol_version.to_string(), version);
+        let info = server.server_info.as_ref().expect("a name");
+        assert_eq!(info.name, "marshal");
+        let tools = client.list_all_tools().await.expect("tools");
+        assert_eq!(tools.len(), 1, "{tools:?}");
+        let arguments = serde_json::json!({"step": "a", "status": "done"});
+        let arguments = arguments.as_object().expect("an object").clone();
+        let call = CallToolRequestParams::new("plan_step").with_arguments(arguments);
+        let answering = async {
+            let Some(ToolCallEvent::Call { reply, .. }) = served.heard.recv().await else {
+                panic!("no call");
+            };
+            reply
+                .send(Ok("noted".to_owned().into()))
+                .expect("waited for");
+        };
+        let (called, ()) = tokio::join!(client.call_tool(call), answering);
+        let result = serde_json::to_value(called.expect("a result")).expect("JSON");
+        assert_eq!(result["content"][0]["text"], "noted", "{result}");
+        assert_eq!(result["isError"], false, "{result}");
+        client.cancel().await.expect("ended");
+    }
+}
+
 #[tokio::test]
 async fn calls_of_a_connection_that_ends_or_cancels_are_not_waited_for() {
     let mut served = Served::as_uid(own());
