@@ -145,14 +145,14 @@ impl Daemon {
     /// All turns of a chat, page by page.
     pub(crate) fn turns(&self, chat: &str) -> Vec<Value> {
         let mut all = Vec::new();
-        let mut after = 0;
+        let mut cursor = "0".to_owned();
         loop {
-            let page = self.get(&format!("{chat}/turns?after={after}")).body;
+            let page = self.get(&format!("{chat}/turns?cursor={cursor}")).body;
             all.extend(page["items"].as_array().expect("turns").iter().cloned());
-            let Some(next) = page["next"].as_u64() else {
+            let Some(next) = page["next"].as_str() else {
                 return all;
             };
-            after = next;
+            cursor = next.to_owned();
         }
     }
 

@@ -62,7 +62,7 @@ fn every_line_of_the_tour_works() {
         "\"type\":\"stopped\"",
         "working",
         "\"loaded\":true",
-        "\"next\":2",
+        "\"next\":\"2\"",
         "event: plan\n",
         "\"status\":\"approved\"",
         "\"agent\":\"dev\"",
