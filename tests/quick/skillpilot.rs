@@ -46,8 +46,8 @@ fn scanned(mode: MarkerMode, output: &[u8], cuts: &[usize]) -> (Vec<u8>, bool) {
 
 #[test]
 fn a_marker_is_found_wherever_the_pieces_are_cut() {
-    let inject = b"a\n__SP_DONE__ t\n__SP_DONE__ t secrex__SP_DONE__ t secret\nmore";
-    let before = b"a\n__SP_DONE__ t\n__SP_DONE__ t secrex";
+    let inject = b"a\n__SP_DONE__ t\n__SP_DONE__ t secretx__SP_DONE__ t secret0\nmore";
+    let before = b"a\n__SP_DONE__ t\n__SP_DONE__ t secretx";
     let line = b"a __SP_DONE__ t\n__SP_DONE__ tt\n__SP_DONE__ t\r\nmore";
     let before_line = b"a __SP_DONE__ t\n__SP_DONE__ tt\n";
     for cut in 0..=inject.len() {
@@ -58,6 +58,38 @@ fn a_marker_is_found_wherever_the_pieces_are_cut() {
         let found = scanned(MarkerMode::PayloadContains, line, &[cut]);
         assert_eq!(found, (before_line.to_vec(), true), "cut at {cut}");
     }
+}
+
+#[test]
+fn the_last_character_of_a_marker_says_whether_the_payload_failed() {
+    let marker = Marker::new(&spec(MarkerMode::RunnerInject), "secret");
+    for (printed, failed) in [
+        ("__SP_DONE__ t secret0", false),
+        ("__SP_DONE__ t secret1", true),
+    ] {
+        for cut in 0..=printed.len() {
+            let mut scanner = Scanner::new(marker.clone());
+            let mut out = Vec::new();
+            let (one, other) = printed.as_bytes().split_at(cut);
+            let found = scanner.feed(one, &mut out) || scanner.feed(other, &mut out);
+            assert!(found && out.is_empty(), "{printed} cut at {cut}");
+            assert_eq!(scanner.has_failed(), failed, "{printed} cut at {cut}");
+        }
+    }
+    let template = MarkerTemplate::new("f|{head}|{tail}|{failed}").expect("a template");
+    let line = template.render(&marker);
+    let parts: Vec<&str> = line.trim_end().split('|').collect();
+    assert_eq!(
+        [parts[1], parts[2]].concat(),
+        "__SP_DONE__ t secret0",
+        "{line}"
+    );
+    assert_eq!(
+        [parts[1], parts[3]].concat(),
+        "__SP_DONE__ t secret1",
+        "{line}"
+    );
+    assert!(MarkerTemplate::new("{head} {tail} {failed} {failed}").is_err());
 }
 
 #[test]

@@ -502,9 +502,13 @@ fn enqueue(queue: &mut BTreeSet<CommandName>, name: CommandName, most: usize) {
     }
 }
 
-fn marker_seen_reason() -> EndReason {
+fn marker_seen_reason(has_failed: bool) -> EndReason {
     EndReason {
-        status: CommandStatus::Ok,
+        status: if has_failed {
+            CommandStatus::Error
+        } else {
+            CommandStatus::Ok
+        },
         reason: "marker_seen".to_owned(),
     }
 }

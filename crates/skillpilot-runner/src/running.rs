@@ -132,6 +132,11 @@ impl RunningCommand {
         answer.unwrap_or(&self.scanner)
     }
 
+    /// Whether the tool says that the payload failed.
+    pub(super) const fn has_failed(&self) -> bool {
+        self.scanner.has_failed()
+    }
+
     fn store_output(&mut self, out: &[u8]) {
         if out.is_empty() {
             return;

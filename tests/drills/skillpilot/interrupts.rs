@@ -119,7 +119,7 @@ fn a_payload_is_whatever_the_tool_can_work() {
             _ => continue,
         };
         let done = session.result(&session.submit_with(2, broken, &kind));
-        assert_eq!(done.end(), "ok marker_seen", "{tool:?}: {done:?}");
+        assert_eq!(done.end(), "error marker_seen", "{tool:?}: {done:?}");
     }
 }
 

@@ -238,6 +238,49 @@ fn any_tool_is_driven_by_its_template() {
 }
 
 #[test]
+fn a_payload_that_fails_in_its_tool_is_an_error() {
+    for (kind, tool, bad, good, value) in [
+        (
+            "tcl",
+            &["tclsh"][..],
+            "puts before\nerror broken\nputs after",
+            "set x 42",
+            "42",
+        ),
+        (
+            "python",
+            &["python3", "-i", "-q"],
+            "print('before')\n1 / 0\nprint('after')",
+            "6 * 7",
+            "42",
+        ),
+        (
+            "sh",
+            &["sh", "-i"],
+            "echo before; cat /none/such",
+            "echo 42",
+            "42",
+        ),
+    ] {
+        let session = Session::new();
+        let _runner = session.start(&["--kind", kind], tool);
+        let run = |seq, payload| {
+            session.result(&session.submit_with(seq, payload, &json!({ "kind": kind })))
+        };
+        let done = run(1, good);
+        assert_eq!(done.end(), "ok marker_seen", "{kind}: {done:?}");
+        assert!(done.output.contains(value), "{kind}: {done:?}");
+        let done = run(2, bad);
+        assert_eq!(done.end(), "error marker_seen", "{kind}: {done:?}");
+        assert!(done.output.contains("before"), "{kind}: {done:?}");
+        assert!(!done.output.contains("after"), "{kind}: {done:?}");
+        // It is the same tool, and the next command is judged by itself.
+        let done = run(3, good);
+        assert_eq!(done.end(), "ok marker_seen", "{kind}: {done:?}");
+    }
+}
+
+#[test]
 fn a_sign_of_life_is_given_while_a_command_runs() {
     let session = Session::new();
     let _runner = session.tcl();

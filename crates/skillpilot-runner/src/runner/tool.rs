@@ -57,7 +57,7 @@ impl Runner {
         let done = running.feed_output(&last);
         let why = match &running.interruption {
             Some(ending) => ending.why.clone(),
-            None if done => marker_seen_reason(),
+            None if done => marker_seen_reason(running.has_failed()),
             None => EndReason {
                 status: CommandStatus::Error,
                 reason: if ended.is_success() {
@@ -141,10 +141,10 @@ impl Runner {
         };
         if running.feed_output(piece) {
             self.line_end.expect_after(running.final_scanner());
-            let why = running
-                .interruption
-                .take()
-                .map_or_else(marker_seen_reason, |ending| ending.why);
+            let why = match running.interruption.take() {
+                Some(ending) => ending.why,
+                None => marker_seen_reason(running.has_failed()),
+            };
             self.finish_running(why);
         }
     }

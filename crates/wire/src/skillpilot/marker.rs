@@ -6,6 +6,8 @@
 //! two halves, and a random word at its end, so neither an echo of that line nor a tool that prints what it was
 //! told of the marker ends a command.
 
+use std::borrow::Cow;
+
 use memchr::memmem;
 
 use super::{MarkerMode, MarkerSpec, is_id};
@@ -15,8 +17,11 @@ pub const PREFIX: &str = "__SP_DONE__";
 
 /// The places of the two halves in a template.
 const HALF_PLACEHOLDERS: [&str; 2] = ["{head}", "{tail}"];
+/// The place of what is printed instead of the second half if the payload failed.
+const FAILED_PLACEHOLDER: &str = "{failed}";
 
-/// How a tool is told to write a marker: one line with `{head}` and `{tail}`, which it prints one after the other.
+/// How a tool is told to write a marker: one line with `{head}` and `{tail}`, which it prints one after the other. If
+/// it can tell that the payload failed, it prints `{failed}` in place of `{tail}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MarkerTemplate(String);
 
@@ -36,8 +41,10 @@ impl MarkerTemplate {
     pub fn new(text: &str) -> Result<Self, InvalidMarkerTemplate> {
         let once = |half| text.matches(half).count() == 1;
         let apart = !text.contains("{head}{tail}");
+        let apart = apart && !text.contains("{head}{failed}");
         let plain = !text.bytes().any(|b| b < 0x20 || b == 0x7f);
-        if HALF_PLACEHOLDERS.into_iter().all(once) && apart && plain {
+        let failed = text.matches(FAILED_PLACEHOLDER).count() <= 1;
+        if HALF_PLACEHOLDERS.into_iter().all(once) && apart && failed && plain {
             Ok(Self(text.to_owned()))
         } else {
             Err(InvalidMarkerTemplate)
@@ -53,10 +60,11 @@ impl MarkerTemplate {
     /// The line that has a marker printed, with its newline.
     #[must_use]
     pub fn render(&self, marker: &Marker) -> String {
-        let (head, tail) = marker.halves();
-        let line = self.0.replacen(HALF_PLACEHOLDERS[0], head, 1);
-        // The head has no brace in it.
-        format!("{}\n", line.replacen(HALF_PLACEHOLDERS[1], tail, 1))
+        let [head, tail, failed] = marker.parts();
+        let line = self.0.replacen(HALF_PLACEHOLDERS[0], &head, 1);
+        // What is filled in has no brace in it.
+        let line = line.replacen(HALF_PLACEHOLDERS[1], &tail, 1);
+        format!("{}\n", line.replacen(FAILED_PLACEHOLDER, &failed, 1))
     }
 }
 
@@ -78,22 +86,22 @@ impl ToolKind {
     pub const ALL: [Self; 3] = [
         Self {
             name: "tcl",
-            marker: r#"puts [join {"{head}" "{tail}"} ""]"#,
+            marker: r#"puts [join [list "{head}" [expr {[info exists ::marshal_failed] && $::marshal_failed ? "{failed}" : "{tail}"}]] ""]"#,
             // At a terminal it writes lines that end as a printer wants them.
             init: "set tcl_prompt1 {}; set tcl_prompt2 {}; foreach c {stdout stderr} {fconfigure $c -translation lf}",
-            // As it would read the same bytes itself.
-            payload_template: "eval [encoding convertfrom [binary format H* {hex}]]",
+            // As it would read the same bytes itself; the last part has it show the payload's value.
+            payload_template: "set ::marshal_failed 1; set ::marshal_value [eval [encoding convertfrom [binary format H* {hex}]]]; set ::marshal_failed 0; set ::marshal_value",
         },
         Self {
             name: "python",
-            marker: r#"print("{head}" "{tail}", flush=True)"#,
+            marker: r#"print("{head}" + ("{failed}" if hasattr(__import__("sys"), "last_type") else "{tail}"), flush=True)"#,
             init: "import sys; sys.ps1 = ''; sys.ps2 = ''",
             // Each statement as at the prompt, which shows what an expression gives.
-            payload_template: r#"(lambda a, s: [exec(compile(a.Interactive([n]), "<command>", "single"), globals()) for n in a.parse(s).body] and None or None)(__import__("ast"), bytes.fromhex("{hex}").decode())"#,
+            payload_template: r#"__import__("sys").__dict__.pop("last_type", None) and None or (lambda a, s: [exec(compile(a.Interactive([n]), "<command>", "single"), globals()) for n in a.parse(s).body] and None or None)(__import__("ast"), bytes.fromhex("{hex}").decode())"#,
         },
         Self {
             name: "sh",
-            marker: r#"echo "{head}""{tail}""#,
+            marker: r#"echo "{head}""$([ $? -eq 0 ] && echo "{tail}" || echo "{failed}")""#,
             init: "PS1=; PS2=",
             // One list: bash goes on with the next line of what it evaluates if an interrupt ends a command of its own.
             payload_template: r#"eval "$(printf '{ {octal}\n}')""#,
@@ -177,6 +185,11 @@ fn encode_octal(payload: &str) -> String {
     text
 }
 
+/// The last character of a marker that the tool prints where it is told to.
+const SUCCEEDED: char = '0';
+/// The one in its place if the payload failed.
+const FAILED: char = '1';
+
 /// What ends a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Marker {
@@ -202,7 +215,7 @@ impl Marker {
         } = spec;
         match mode {
             MarkerMode::RunnerInject => Self {
-                text: format!("{prefix} {token} {secret}"),
+                text: format!("{prefix} {token} {secret}{SUCCEEDED}"),
                 whole_line: false,
             },
             MarkerMode::PayloadContains => Self {
@@ -212,15 +225,18 @@ impl Marker {
         }
     }
 
-    /// What is printed.
+    /// What is printed if the payload did not fail.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Its halves, both of something.
-    fn halves(&self) -> (&str, &str) {
-        self.text.split_at(self.text.len() / 2)
+    /// Its halves, both of something, and the second one for a payload that failed.
+    fn parts(&self) -> [Cow<'_, str>; 3] {
+        let (head, tail) = self.text.split_at(self.text.len() / 2);
+        let failed = tail.strip_suffix(SUCCEEDED).unwrap_or(tail);
+        let failed = format!("{failed}{FAILED}");
+        [head.into(), tail.into(), failed.into()]
     }
 }
 
@@ -235,6 +251,8 @@ pub struct Scanner {
     at_line: bool,
     /// The marker came without the end of its line.
     ends_mid_line: bool,
+    /// The marker says that the payload failed.
+    has_failed: bool,
 }
 
 /// The end of a marker's line, which a tool may write after the marker: no output of whatever comes next.
@@ -270,7 +288,14 @@ impl Scanner {
             buffer: Vec::new(),
             at_line: true,
             ends_mid_line: false,
+            has_failed: false,
         }
+    }
+
+    /// Whether the marker came, and says that the payload failed.
+    #[must_use]
+    pub const fn has_failed(&self) -> bool {
+        self.has_failed
     }
 
     /// Takes a piece; what of the output is surely not the marker goes into `out`. `true`: the marker came,
@@ -290,10 +315,21 @@ impl Scanner {
     }
 
     fn scan_anywhere(&mut self, out: &mut Vec<u8>) -> bool {
-        let marker = self.marker.text.as_bytes();
-        if let Some(at) = memmem::find(&self.buffer, marker) {
+        let text = &self.marker.text;
+        let marker = text.strip_suffix(SUCCEEDED).unwrap_or(text).as_bytes();
+        while let Some(at) = memmem::find(&self.buffer, marker) {
+            let last = self.buffer.get(at + marker.len()).copied();
+            let Some(last) = last else {
+                out.extend(self.buffer.drain(..at));
+                return false;
+            };
+            if ![SUCCEEDED, FAILED].contains(&char::from(last)) {
+                out.extend(self.buffer.drain(..=at));
+                continue;
+            }
             out.extend(self.buffer.drain(..at));
-            let behind = self.buffer.get(marker.len()..).unwrap_or_default();
+            self.has_failed = char::from(last) == FAILED;
+            let behind = self.buffer.get(marker.len() + 1..).unwrap_or_default();
             self.ends_mid_line = behind.iter().all(|b| *b == b'\r');
             self.buffer.clear();
             return true;
