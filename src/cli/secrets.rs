@@ -133,34 +133,8 @@ pub fn mask(config: &Config, env: impl Fn(&str) -> Option<OsString>) -> Mask {
     let mut values: Vec<(String, Arc<str>)> = passed
         .filter_map(|name| Some((name.clone(), env(name)?.into_string().ok()?.into())))
         .collect();
-    for pool in &config.pools {
-        for (name, secret) in &pool.env.secrets {
-            values.extend(secret.expose().map(|value| (name.clone(), value)));
-        }
-    }
-    for route in config.routes.values() {
-        let value = route.secret.as_ref().and_then(Secret::expose);
-        values.extend(value.map(|value| (format!("route.{}", route.name), value)));
-    }
-    for delegate in config.delegates.values() {
-        let value = delegate.token.as_ref().and_then(Secret::expose);
-        values.extend(value.map(|value| (format!("delegate.{}", delegate.name), value)));
-    }
-    let store = config.store.postgres.as_ref().and_then(Secret::expose);
-    values.extend(store.map(|value| ("store.postgres".to_owned(), value)));
-    for hook in &config.hooks {
-        let name = |key: &str| format!("hook.{}.{key}", hook.name);
-        match &hook.target {
-            HookTarget::Address(address) => {
-                values.extend(address.secret.expose().map(|value| (name("secret"), value)));
-            }
-            HookTarget::Command(command) => {
-                for (variable, secret) in &command.secrets {
-                    values.extend(secret.expose().map(|value| (name(variable), value)));
-                }
-            }
-        }
-    }
+    let secrets = config.secrets().into_iter();
+    values.extend(secrets.filter_map(|found| Some((found.name, found.secret.expose()?))));
     let (mask, short) = Mask::new(&values);
     if !short.is_empty() {
         tracing::warn!(

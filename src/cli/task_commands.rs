@@ -28,20 +28,7 @@ const PAGES: usize = 20;
 #[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 pub enum TasksCommand {
     /// List the tasks in the journal, newest first
-    Ls {
-        /// Only tasks of this pool
-        #[arg(long, value_name = "POOL", value_parser = |text: &str| PoolName::new(text))]
-        pool: Option<PoolName>,
-        /// Only tasks of this run
-        #[arg(long, value_name = "RUN")]
-        run: Option<String>,
-        /// Only tasks in this state
-        #[arg(long, value_name = "STATE", value_parser = ["queued", "running", "ended"])]
-        state: Option<String>,
-        /// The number of tasks, from 1 to 500
-        #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=500))]
-        limit: u32,
-    },
+    Ls(ListArgs),
     /// Show one task: its prompt, state and session
     Show {
         /// Id of the task, as `tasks ls` shows it; without its run, the newest task of that name
@@ -53,6 +40,23 @@ pub enum TasksCommand {
         #[arg(required = true, value_name = "TASK")]
         tasks: Vec<String>,
     },
+}
+
+/// Which tasks are listed.
+#[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
+pub struct ListArgs {
+    /// Only tasks of this pool
+    #[arg(long, value_name = "POOL", value_parser = |text: &str| PoolName::new(text))]
+    pub pool: Option<PoolName>,
+    /// Only tasks of this run
+    #[arg(long, value_name = "RUN")]
+    pub run: Option<String>,
+    /// Only tasks in this state
+    #[arg(long, value_name = "STATE", value_parser = ["queued", "running", "ended"])]
+    pub state: Option<String>,
+    /// The number of tasks, from 1 to 500
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=500))]
+    pub limit: u32,
 }
 
 /// Why a task cannot be shown or cancelled.
@@ -88,7 +92,7 @@ pub(super) async fn run(
     streams: &mut Streams,
 ) -> Exit {
     let done = match command {
-        TasksCommand::Ls { .. } => list(state, command, json, streams).await,
+        TasksCommand::Ls(args) => list(state, args, json, streams).await,
         TasksCommand::Show { task } => show(state, task, json, streams).await,
         TasksCommand::Cancel { tasks } => cancel(state, tasks, json, streams).await,
     };
@@ -104,25 +108,20 @@ async fn get(state: &Path, path: &str) -> Result<Value, HttpError> {
 
 async fn list(
     state: &Path,
-    command: &TasksCommand,
+    args: &ListArgs,
     json: bool,
     streams: &mut Streams,
 ) -> Result<(), Problem> {
-    let TasksCommand::Ls {
-        pool,
-        run,
-        state: only,
-        limit,
-    } = command
-    else {
-        return Ok(());
-    };
-    let run = run.as_ref().map(|run| whole_run(state, run)).transpose()?;
+    let run = args
+        .run
+        .as_ref()
+        .map(|run| whole_run(state, run))
+        .transpose()?;
     let run = run.map(|run| format!("&run={}", encode(&run)));
-    let pool = pool.as_ref().map(|pool| format!("&pool={pool}"));
-    let only = only.as_ref().map(|only| format!("&state={only}"));
+    let pool = args.pool.as_ref().map(|pool| format!("&pool={pool}"));
+    let only = args.state.as_ref().map(|only| format!("&state={only}"));
     let filters: Vec<String> = [pool, run, only].into_iter().flatten().collect();
-    let path = format!("/api/v1/tasks?limit={limit}{}", filters.concat());
+    let path = format!("/api/v1/tasks?limit={}{}", args.limit, filters.concat());
     let page = get(state, &path).await?;
     let items = page["items"].as_array().map_or(&[][..], Vec::as_slice);
     for task in items {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::sandbox::{Sandbox, Seccomp};
-pub use self::secret::{Secret, SecretSource};
+pub use self::secret::{NamedSecret, Secret, SecretSource};
 use super::approval::ApprovalConfig;
 use super::budget::{PoolBudget, Prices};
 pub use super::cache::{Cache, CacheDirs};

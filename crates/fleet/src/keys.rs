@@ -3,7 +3,7 @@
 //! Owns the order: first what masks the new values, then what uses them. Must not know where the
 //! values come from.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::FleetHandle;
@@ -27,22 +27,31 @@ impl FleetHandle {
     /// it is called when they are.
     ///
     /// # Errors
-    /// An error text for display: a route keeps the key that it had.
+    /// An error text for display: all keys stay as they were.
     pub fn replace_keys(
         &self,
         keys: &[ChangedKey],
         mask: impl FnOnce() -> Mask,
     ) -> Result<(), String> {
+        let of_route: BTreeMap<&String, &Secret> = keys
+            .iter()
+            .filter_map(|key| Some((key.route.as_ref()?, &key.fresh)))
+            .collect();
+        let pools = self.0.pools.values();
+        let renewed = pools.flat_map(|entry| &entry.shared.upstreams);
+        let renewed = renewed.filter_map(|upstream| {
+            let secret = of_route.get(upstream.route_name())?;
+            Some(upstream.prepare_key(secret).map(|key| (upstream, key)))
+        });
+        let renewed: Vec<_> = renewed
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.to_string())?;
         for key in keys {
             key.in_force.replace_value(&key.fresh);
         }
         self.0.shared.mask.store(Arc::new(mask()));
-        let routes: BTreeSet<&String> = keys.iter().filter_map(|key| key.route.as_ref()).collect();
-        let pools = self.0.pools.values();
-        for upstream in pools.flat_map(|entry| &entry.shared.upstreams) {
-            if routes.contains(upstream.route_name()) {
-                upstream.renew_key().map_err(|error| error.to_string())?;
-            }
+        for (upstream, key) in renewed {
+            upstream.use_key(key);
         }
         Ok(())
     }

@@ -45,12 +45,12 @@ pub(super) fn build_pools(
                 .cloned()
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
             mask: Arc::clone(&setup.mask),
-            outside_writes: Arc::new(OutsideWrites::new(&config.workspace).map_err(|source| {
-                StartError::Mask {
+            outside_writes: OutsideWrites::new(&config.workspace)
+                .map_err(|source| StartError::Mask {
                     pool: pool(),
                     source,
-                }
-            })?),
+                })?
+                .map(Arc::new),
             delegate: build_delegate(&setup.config, config)?,
             meters: PoolMeters::new(&config.name),
             ledger: Arc::new(Ledger::open(

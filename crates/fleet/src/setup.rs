@@ -241,7 +241,7 @@ pub(crate) struct PoolShared {
     /// Masks known secrets; a reload changes it.
     pub(crate) mask: Arc<ArcSwap<Mask>>,
     /// What the supervisor writes for agents that see the workspace read-only.
-    pub(crate) outside_writes: Arc<Option<OutsideWrites>>,
+    pub(crate) outside_writes: Option<Arc<OutsideWrites>>,
     /// An external decider that may be stricter than the policy.
     pub(crate) delegate: Option<Arc<Delegate>>,
     pub(crate) meters: PoolMeters,

@@ -22,9 +22,9 @@ extends = ["builtin:guard"]
 default = "allow"
 "#;
 
-/// Chats whose agents write the registered workspace itself.
-pub(crate) fn drill(before: &str) -> Drill {
-    let drill = Drill::new(&format!(
+/// Chats in a registered workspace; `workspace` has the mode in which agents see it.
+pub(crate) fn pools(before: &str, workspace: &str) -> String {
+    format!(
         r#"
 {before}
 
@@ -40,16 +40,22 @@ command   = ["marshal", "script-agent", "--dialect", "acp"]
 dialect   = "acp"
 permission_requests = "all"
 policy    = "open"
-workspace = {{ path = "project", mode = "rw" }}
+workspace = {{ path = "project", {workspace} }}
 restart   = {{ base = "20ms", max = "100ms" }}
 stop      = {{ goodbye = "300ms", eof = "300ms", int = "300ms", term = "300ms" }}
 env       = {{ set = {{ DRILL = "MARK" }} }}
 engine_tools = "all"
+approval  = {{ timeout = "1s" }}
 
 [policy.open]
 file = "open.toml"
 "#
-    ));
+    )
+}
+
+/// Chats whose agents write the registered workspace itself.
+pub(crate) fn drill(before: &str) -> Drill {
+    let drill = Drill::new(&pools(before, "mode = \"rw\""));
     fs::write(drill.path("open.toml"), POLICY).expect("open.toml");
     // No agent writes in a directory of root's.
     let status = Command::new("chown")

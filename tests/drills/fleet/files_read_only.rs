@@ -6,39 +6,11 @@ use std::os::unix::fs::MetadataExt as _;
 
 use crate::chat_client::Daemon;
 use crate::drill::{Drill, NOBODY};
-use crate::fleet::files::{POLICY, assert_reply_contains, session, versions, write};
-
-fn pools(workspace: &str) -> String {
-    format!(
-        r#"
-[role.dev]
-pool = "demo"
-
-[workspace.main]
-path = "project"
-
-[pool.demo]
-size      = 2
-command   = ["marshal", "script-agent", "--dialect", "acp"]
-dialect   = "acp"
-permission_requests = "all"
-policy    = "open"
-workspace = {{ path = "project", mode = "ro"{workspace} }}
-restart   = {{ base = "20ms", max = "100ms" }}
-stop      = {{ goodbye = "300ms", eof = "300ms", int = "300ms", term = "300ms" }}
-env       = {{ set = {{ DRILL = "MARK" }} }}
-engine_tools = "all"
-approval  = {{ timeout = "1s" }}
-
-[policy.open]
-file = "open.toml"
-"#
-    )
-}
+use crate::fleet::files::{POLICY, assert_reply_contains, pools, session, versions, write};
 
 /// A supervisor of root, or of an ordinary user.
 fn drill(is_root: bool, workspace: &str) -> Drill {
-    let pools = pools(workspace);
+    let pools = pools("", &format!("mode = \"ro\"{workspace}"));
     let drill = if is_root {
         Drill::new(&pools)
     } else {
@@ -131,7 +103,8 @@ fn only_visible_directories_are_written() {
 
 #[test]
 fn without_a_registered_workspace_or_a_daemon_nothing_is_written() {
-    let unregistered = pools("").replace("[workspace.main]\npath = \"project\"\n", "");
+    let unregistered =
+        pools("", "mode = \"ro\"").replace("[workspace.main]\npath = \"project\"\n", "");
     let drill = Drill::new(&unregistered.replace("[role.dev]\npool = \"demo\"\n", ""));
     fs::write(drill.path("open.toml"), POLICY).expect("open.toml");
     let ran = drill.run(&["config", "check"]);

@@ -86,37 +86,62 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// A secret of a configuration.
+#[derive(Debug, Clone)]
+pub struct NamedSecret<'c> {
+    /// The key of the file that names its source.
+    pub key: String,
+    /// What stands in its place in records: the variable of a pool, otherwise its owner.
+    pub name: String,
+    /// The secret.
+    pub secret: &'c Secret,
+}
+
 impl Config {
-    /// Every secret, with the key of the file that names its source.
+    /// Every secret.
     #[must_use]
-    pub fn secrets(&self) -> Vec<(String, &Secret)> {
+    pub fn secrets(&self) -> Vec<NamedSecret<'_>> {
         let mut found = Vec::new();
+        let mut add = |key: String, name: String, secret| {
+            found.push(NamedSecret { key, name, secret });
+        };
         for pool in &self.pools {
-            let name = &pool.name;
-            let secrets = pool.env.secrets.iter();
-            found.extend(
-                secrets.map(|(key, secret)| (format!("pool.{name}.env.set.{key}"), secret)),
-            );
+            for (name, secret) in &pool.env.secrets {
+                let key = format!("pool.{}.env.set.{name}", pool.name);
+                add(key, name.clone(), secret);
+            }
         }
         for (name, route) in &self.routes {
-            let secret = route.secret.as_ref();
-            found.extend(secret.map(|secret| (format!("route.{name}.secret"), secret)));
+            let owner = format!("route.{name}");
+            if let Some(secret) = &route.secret {
+                add(format!("{owner}.secret"), owner, secret);
+            }
         }
         for (name, delegate) in &self.delegates {
-            let token = delegate.token.as_ref();
-            found.extend(token.map(|token| (format!("delegate.{name}.token"), token)));
+            let owner = format!("delegate.{name}");
+            if let Some(token) = &delegate.token {
+                add(format!("{owner}.token"), owner, token);
+            }
         }
-        let postgres = self.store.postgres.as_ref();
-        found.extend(postgres.map(|secret| ("store.postgres".to_owned(), secret)));
+        if let Some(secret) = &self.store.postgres {
+            add(
+                "store.postgres".to_owned(),
+                "store.postgres".to_owned(),
+                secret,
+            );
+        }
         for hook in &self.hooks {
-            let name = &hook.name;
+            let owner = format!("hook.{}", hook.name);
             match &hook.target {
-                HookTarget::Address(to) => found.push((format!("hook.{name}.secret"), &to.secret)),
+                HookTarget::Address(to) => {
+                    let key = format!("{owner}.secret");
+                    add(key.clone(), key, &to.secret);
+                }
                 HookTarget::Command(command) => {
-                    let secrets = command.secrets.iter();
-                    found.extend(
-                        secrets.map(|(key, secret)| (format!("hook.{name}.env.{key}"), secret)),
-                    );
+                    for (name, secret) in &command.secrets {
+                        let key = format!("{owner}.env.{name}");
+                        add(key, format!("{owner}.{name}"), secret);
+                    }
                 }
             }
         }

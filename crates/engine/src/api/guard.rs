@@ -89,17 +89,22 @@ pub(super) fn with_guard<S: Clone + Send + Sync + 'static>(
 
 async fn authorize(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
     let credentials = RequestCredentials::from_request(&request);
-    let token = credentials.token;
-    let caller = match identify(&guard.tokens, credentials).await {
-        Ok(caller) => caller,
-        Err(refused) => return refused,
+    let keys = request.extensions().get::<KeyWatch>().cloned();
+    let caller = loop {
+        let changes = guard.tokens.changes();
+        let caller = match identify(&guard.tokens, credentials).await {
+            Ok(caller) => caller,
+            Err(refused) => return refused,
+        };
+        let by_token = credentials.token.filter(|_| !credentials.is_owner());
+        if let (Some(keys), Some(token)) = (&keys, by_token) {
+            keys.set_caller(token, caller.clone());
+        }
+        // From here on the watch notices a reload; one before it may have replaced the token.
+        if !changes.has_changed().unwrap_or(false) {
+            break caller;
+        }
     };
-    let extensions = request.extensions();
-    if let (Some(keys), Some(token)) = (extensions.get::<KeyWatch>(), token)
-        && !matches!(extensions.get(), Some(Peer::Owner))
-    {
-        keys.set_caller(token, caller.clone());
-    }
     let needed = match required_role(guard.routes, &request) {
         Ok(needed) => needed,
         Err(allowed) => return method_not_allowed(&allowed),
@@ -128,13 +133,18 @@ async fn run_to_completion(request: Request, next: Next) -> Response {
 }
 
 /// The credentials of a request.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct RequestCredentials {
     peer: Option<Peer>,
     token: Option<Digest>,
 }
 
 impl RequestCredentials {
+    /// Whether the kernel says who asks, and no token.
+    fn is_owner(self) -> bool {
+        matches!(self.peer, Some(Peer::Owner))
+    }
+
     pub(super) fn from_request(request: &Request) -> Self {
         Self {
             peer: request.extensions().get().copied(),

@@ -47,7 +47,7 @@ pub(crate) struct ClientSetup {
     pub(crate) versions: Option<SessionVersions>,
     /// What the supervisor writes for an agent that sees its workspace read-only; `None` if files
     /// are written inside the sandbox.
-    pub(crate) outside_writes: Arc<Option<OutsideWrites>>,
+    pub(crate) outside_writes: Option<Arc<OutsideWrites>>,
     /// The engine tools that the agent gets; `None` if the pool offers none.
     pub(crate) tools: Option<ToolSetup>,
 }
@@ -207,7 +207,7 @@ impl ClientRequests {
             path,
             root,
             file: versions.and_then(|item| item.file(&below, task)),
-            outside: Arc::clone(&self.setup.outside_writes),
+            outside: self.setup.outside_writes.clone(),
             below,
         };
         Some(FileWork { at, act })

@@ -55,7 +55,7 @@ pub(super) struct FilePlace {
     /// The file's versions, where they are recorded.
     pub(super) file: Option<AgentFile>,
     /// What is written outside of the sandbox; `None`: nothing is.
-    pub(super) outside: Arc<Option<OutsideWrites>>,
+    pub(super) outside: Option<Arc<OutsideWrites>>,
 }
 
 /// The operation on a file.
@@ -123,8 +123,8 @@ pub(super) async fn run_file_work(
         }
     };
     let text = change.text.clone();
-    if let Some(outside) = &*Arc::clone(&at.outside) {
-        return write_outside(entry, at, outside, change).await;
+    if let Some(outside) = at.outside.clone() {
+        return write_outside(entry, at, &outside, change).await;
     }
     match &at.file {
         None => write(entry, at, &text, &change).await,
@@ -134,7 +134,7 @@ pub(super) async fn run_file_work(
 
 impl FilePlace {
     fn read_request(&self, line: u64, limit: Option<u64>) -> FileOperation {
-        let outside = Option::as_ref(&self.outside);
+        let outside = self.outside.as_ref();
         let dir = outside.map_or("", |outside| outside.visible_dir(&self.below));
         let (root, path) = match self.below.strip_prefix(dir) {
             Some(rest) if !dir.is_empty() => (

@@ -36,7 +36,7 @@ impl PreparedSession {
             limits: sandbox::limits_of(&pool.sandbox),
             workspace: self.place().workspace.to_owned(),
             versions: self.versions_of_tools(shared, pool),
-            outside_writes: Arc::clone(&pool.outside_writes),
+            outside_writes: pool.outside_writes.clone(),
             tools: self.tool_setup(shared, pool),
         })
     }

@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 
 pub use rate_limits::{RateLimitStatus, RateLimitWatch};
 pub use tls::TlsError;
-pub use upstream::{Upstream, UpstreamError};
+pub use upstream::{KeyedClient, Upstream, UpstreamError};
 pub use usage_meter::{BillingInfo, Unmetered, UsageMeter};
 pub use webhook::{WebhookClient, WebhookError, WebhookSetupError};
 

@@ -49,13 +49,19 @@ pub struct Upstream {
 }
 
 /// A key, and the connections that requests with it use.
-pub(super) struct KeyedClient {
+pub struct KeyedClient {
     pub(super) client: Client<HttpsConnector<HttpConnector>, RequestBody>,
     /// The header that carries the key.
     pub(super) key: Option<(HeaderName, HeaderValue)>,
     /// The forms of the key, to search responses for it; `None` for one so short that it would match
     /// by chance.
     pub(super) key_forms: Option<Arc<KeyForms>>,
+}
+
+impl std::fmt::Debug for KeyedClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("KeyedClient")
+    }
 }
 
 impl std::fmt::Debug for Upstream {
@@ -71,7 +77,7 @@ impl Upstream {
     /// [`UpstreamError`]
     pub fn new(route: &Route) -> Result<Self, UpstreamError> {
         Ok(Self {
-            keyed: ArcSwap::from_pointee(KeyedClient::new(route)?),
+            keyed: ArcSwap::from_pointee(KeyedClient::new(route, route.secret.as_ref())?),
             allow_lines: route.allow.iter().map(ToString::to_string).collect(),
             route: route.clone(),
         })
@@ -83,14 +89,18 @@ impl Upstream {
         &self.route.name
     }
 
-    /// Uses the present key of the route's secret for requests from now on. The idle connections of
-    /// the former one are closed.
+    /// Prepares another key of the route.
     ///
     /// # Errors
-    /// [`UpstreamError`]; the former key stays in use.
-    pub fn renew_key(&self) -> Result<(), UpstreamError> {
-        self.keyed.store(Arc::new(KeyedClient::new(&self.route)?));
-        Ok(())
+    /// [`UpstreamError`]
+    pub fn prepare_key(&self, secret: &Secret) -> Result<KeyedClient, UpstreamError> {
+        KeyedClient::new(&self.route, Some(secret))
+    }
+
+    /// Uses another key for requests from now on. The idle connections of the former one are
+    /// closed.
+    pub fn use_key(&self, key: KeyedClient) {
+        self.keyed.store(Arc::new(key));
     }
 
     /// The key and the client of a request that begins now.
@@ -105,9 +115,9 @@ impl Upstream {
 }
 
 impl KeyedClient {
-    fn new(route: &Route) -> Result<Self, UpstreamError> {
+    fn new(route: &Route, secret: Option<&Secret>) -> Result<Self, UpstreamError> {
         let name = || route.name.clone();
-        let key = match &route.secret {
+        let key = match secret {
             None => None,
             Some(secret) => {
                 let value = secret.expose();
@@ -120,7 +130,7 @@ impl KeyedClient {
                 Some((header, value))
             }
         };
-        let secret = route.secret.as_ref().and_then(Secret::expose);
+        let secret = secret.and_then(Secret::expose);
         let key_forms = secret
             .filter(|secret| secret.len() >= SHORTEST_KEY)
             .map(|secret| Arc::new(KeyForms::new(secret.as_bytes())));

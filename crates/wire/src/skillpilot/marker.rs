@@ -89,8 +89,8 @@ impl ToolKind {
             marker: r#"puts [join [list "{head}" [expr {[info exists ::marshal_failed] && $::marshal_failed ? "{failed}" : "{tail}"}]] ""]"#,
             // At a terminal it writes lines that end as a printer wants them.
             init: "set tcl_prompt1 {}; set tcl_prompt2 {}; foreach c {stdout stderr} {fconfigure $c -translation lf}",
-            // As it would read the same bytes itself; the last part has it show the payload's value.
-            payload_template: "set ::marshal_failed 1; set ::marshal_value [eval [encoding convertfrom [binary format H* {hex}]]]; set ::marshal_failed 0; set ::marshal_value",
+            // As it would read the same bytes itself; the last part has it show the payload's error or value.
+            payload_template: "set ::marshal_failed [expr {[catch {eval [encoding convertfrom [binary format H* {hex}]]} ::marshal_value] == 1}]; if {$::marshal_failed} {error $::marshal_value} else {set ::marshal_value}",
         },
         Self {
             name: "python",

@@ -16,7 +16,7 @@ use super::request_context::RequestContext;
 use super::supervisor::reload_all;
 use super::views::respond_ok;
 use super::{AppState, HandlerResult};
-use marshal_config::{Config, Secret};
+use marshal_config::{Config, NamedSecret, Secret};
 use marshal_fleet::ChangedKey;
 use marshal_model::PoolName;
 use marshal_policy::Mask;
@@ -123,17 +123,19 @@ pub(super) async fn reload(app: AppState, _: RequestContext) -> HandlerResult {
     })
 }
 
-/// The secrets whose source or value changed, each with whether it takes effect, and those that do. The key of
-/// a route or of a delegate does if nothing else of it changed: otherwise the new key could go to
-/// the old address.
+/// The secrets whose source or value changed, each with whether it takes effect, and those that do.
+/// The key of a route or of a delegate does if nothing else of it changed: otherwise the new key
+/// could go to the old address.
 fn changed_secrets(
     before: &Config,
     fresh: &Config,
     differing: &[String],
 ) -> (BTreeMap<String, bool>, Vec<ChangedKey>) {
     let (mut changed, mut renewed) = (BTreeMap::new(), Vec::new());
-    let in_force: BTreeMap<String, &Secret> = before.secrets().into_iter().collect();
-    for (key, secret) in fresh.secrets() {
+    let in_force = before.secrets().into_iter();
+    let in_force: BTreeMap<String, &Secret> =
+        in_force.map(|found| (found.key, found.secret)).collect();
+    for NamedSecret { key, secret, .. } in fresh.secrets() {
         let Some(old) = in_force.get(&key) else {
             continue;
         };
