@@ -112,6 +112,25 @@ fn chat(api: &ApiDaemon, goal: &str) -> String {
     format!("/workspaces/main/chats/{id}")
 }
 
+#[test]
+fn a_reload_closes_the_sockets_of_a_replaced_token() {
+    let mut api = ApiDaemon::of(POOL);
+    let mut socket = open(&api, "/events");
+    let fresh = "another-token-of-the-owner-0123456789";
+    std::fs::write(api.drill.state().join("http.token"), fresh).expect("written");
+    fresh.clone_into(&mut api.token);
+    let reloaded = api.post("/config/reload", "");
+    assert_eq!(reloaded.status, 200, "{reloaded:?}");
+    let Err(Some(end)) = next(&mut socket) else {
+        panic!("it goes on");
+    };
+    assert_eq!(end.code, CloseCode::Policy, "{end:?}");
+    assert!(end.reason.starts_with("replaced"), "{end:?}");
+    // With the new token there is one again.
+    let mut again = open(&api, "/events");
+    again.close(None).expect("closed");
+}
+
 fn is_done(event: &Value) -> bool {
     event["type"] == "done"
 }

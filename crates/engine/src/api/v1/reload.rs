@@ -250,3 +250,65 @@ fn collect_changed_keys(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use marshal_config::Origin;
+
+    use super::*;
+
+    const TEXT: &str = "[pool.demo]\ncommand = [\"sh\"]\nenv.set.KEY = \"env:KEY\"\n\
+        [route.own]\nupstream = \"http://127.0.0.1:1\"\nsecret = \"env:OWN\"\nallow = [\"POST /v1\"]\n\
+        [route.other]\nupstream = \"http://127.0.0.1:2\"\nsecret = \"env:OTHER\"\nallow = [\"POST /v1\"]\n\
+        [delegate.site]\nurl = \"http://127.0.0.1:3\"\ntoken = \"env:SITE\"\n";
+
+    /// A configuration whose own secrets all have this value.
+    fn config(text: &str, value: &str) -> Config {
+        let origin = Origin {
+            file: None,
+            dir: "/tmp".into(),
+            is_explicit: true,
+        };
+        let config = Config::parse(text, &origin).expect("a configuration");
+        let built_in = ["anthropic", "gemini", "openai"].map(|name| format!("route.{name}"));
+        let own = |found: &NamedSecret<'_>| !built_in.contains(&found.name);
+        for found in config.secrets().into_iter().filter(own) {
+            let fresh = found.secret.clone().with_value(value);
+            found.secret.replace_value(&fresh);
+        }
+        config
+    }
+
+    #[test]
+    fn a_changed_secret_takes_effect_only_where_nothing_beside_it_changed() {
+        let before = config(TEXT, "one");
+        let found = |fresh: &Config| {
+            let differing = differences(&before, fresh);
+            let (changed, renewed) = changed_secrets(&before, fresh, &differing);
+            let taken = changed.values().filter(|taken| **taken).count();
+            assert_eq!(renewed.len(), taken);
+            changed
+        };
+        assert!(found(&config(TEXT, "one")).is_empty());
+        let expect = |own| {
+            [
+                ("delegate.site.token", true),
+                ("pool.demo.env.set.KEY", false),
+                ("route.other.secret", true),
+                ("route.own.secret", own),
+            ]
+            .map(|(key, taken)| (key.to_owned(), taken))
+            .into()
+        };
+        assert_eq!(found(&config(TEXT, "two")), expect(true));
+        let elsewhere = TEXT.replace("127.0.0.1:1", "127.0.0.1:4");
+        assert_eq!(found(&config(&elsewhere, "two")), expect(false));
+        // Clones of what was replaced have the new value.
+        let clone = before.clone();
+        let [old, fresh] =
+            [&before, &config(TEXT, "two")].map(|of| of.routes["own"].secret.clone());
+        old.expect("one").replace_value(&fresh.expect("one"));
+        let value = clone.routes["own"].secret.as_ref().and_then(Secret::expose);
+        assert_eq!(value.as_deref(), Some("two"));
+    }
+}
