@@ -404,7 +404,12 @@ pub(super) fn files(input: &[u8]) {
             mode,
         };
         let marker = Marker::new(&spec, "s");
-        let text = marker.text().as_bytes().to_vec();
+        let text = marker.text().to_owned();
+        // A payload has only its own text; in one that is injected, the last character says whether it failed.
+        let failed = match mode {
+            MarkerMode::RunnerInject => text.strip_suffix('0').map(|start| format!("{start}1")),
+            MarkerMode::PayloadContains => None,
+        };
         let read = |chunks: &[&[u8]]| {
             let mut scanner = Scanner::new(Marker::new(&spec, "s"));
             let (mut out, mut found) = (Vec::new(), false);
@@ -417,13 +422,22 @@ pub(super) fn files(input: &[u8]) {
             if !found {
                 scanner.finish(&mut out);
             }
-            (out, found)
+            (out, found, scanner.has_failed())
         };
         let whole = read(&[input]);
         assert_eq!(whole, read(&pieces(input)));
         assert_eq!(whole, read(&input.chunks(1).collect::<Vec<_>>()));
-        let there = input.windows(text.len()).any(|word| word == text);
-        assert!(there || !whole.1, "a marker out of nothing");
+        let has = |text: &String| {
+            input
+                .windows(text.len())
+                .any(|word| word == text.as_bytes())
+        };
+        let has_failed = failed.as_ref().is_some_and(has);
+        assert!(
+            has(&text) || has_failed || !whole.1,
+            "a marker out of nothing"
+        );
+        assert!(has_failed || !whole.2, "a failure out of nothing");
         assert!(whole.1 || whole.0 == input, "output is lost");
     }
 }
