@@ -8,12 +8,11 @@ use std::path::Path;
 use clap::Subcommand;
 
 use super::audit::now_us;
-use super::control_client::{Client, ClientError, report_error};
 use super::event_text::time;
 use super::exit::Exit;
 use super::streams::Streams;
-use marshal_engine::api::approvals::{Answer, ApprovalDetails, ApprovalOp, ApprovalView, PartView};
-use marshal_engine::api::reply::Reply;
+use super::supervisor_client::{Client, ClientError};
+use marshal_engine::api::approvals::{Answer, ApprovalDetails, ApprovalView, PartView};
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display as safe;
 use marshal_model::{ApprovalState, Decision, PermissionRequestId, RememberScope, UntrustedText};
@@ -71,8 +70,7 @@ pub(super) async fn fetch_pending(
     state: &Path,
     approval: &PermissionRequestId,
 ) -> Result<Option<(Vec<String>, String)>, ClientError> {
-    let mut client = Client::connect(state).await?;
-    let found = fetch(&mut client, approval).await?;
+    let found = Client::new(state).approval(approval).await?;
     let has_ended = found.ended_at_us.is_some();
     Ok((!has_ended).then(|| (lines(&found, now_us()), found.digest)))
 }
@@ -94,16 +92,12 @@ pub(super) async fn run(
     };
     match done {
         Ok(()) => Exit::Done,
-        Err(error) => report_error(&error, streams),
+        Err(error) => error.report(streams),
     }
 }
 
 fn document(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
-}
-
-fn unexpected() -> ClientError {
-    ClientError::Lost("unexpected answer".to_owned())
 }
 
 async fn list(
@@ -112,10 +106,7 @@ async fn list(
     json: bool,
     streams: &mut Streams,
 ) -> Result<(), ClientError> {
-    let mut client = Client::connect(state).await?;
-    let Reply::Approvals(found) = client.approvals(ApprovalOp::List { ended }).await? else {
-        return Err(unexpected());
-    };
+    let found = Client::new(state).approvals(ended).await?;
     if json {
         for approval in &found {
             streams.out.json(&document(approval));
@@ -178,29 +169,13 @@ fn until(approval: &ApprovalView, now_us: i64) -> String {
     }
 }
 
-async fn fetch(
-    client: &mut Client,
-    approval: &PermissionRequestId,
-) -> Result<ApprovalView, ClientError> {
-    match client
-        .approvals(ApprovalOp::Show {
-            id: approval.clone(),
-        })
-        .await?
-    {
-        Reply::Approval(found) => Ok(*found),
-        _ => Err(unexpected()),
-    }
-}
-
 async fn show(
     state: &Path,
     approval: &PermissionRequestId,
     json: bool,
     streams: &mut Streams,
 ) -> Result<(), ClientError> {
-    let mut client = Client::connect(state).await?;
-    let found = fetch(&mut client, approval).await?;
+    let found = Client::new(state).approval(approval).await?;
     if json {
         streams.out.json(&document(&found));
         return Ok(());
@@ -328,10 +303,10 @@ pub(super) async fn answer(
     json: bool,
     streams: &mut Streams,
 ) -> Result<(), ClientError> {
-    let mut client = Client::connect(state).await?;
+    let client = Client::new(state);
     let digest = match &args.digest {
         Some(digest) => digest.clone(),
-        None => fetch(&mut client, &args.approval).await?.digest,
+        None => client.approval(&args.approval).await?.digest,
     };
     let answer = Answer {
         id: args.approval.clone(),
@@ -340,9 +315,7 @@ pub(super) async fn answer(
         reason: args.reason.clone().map(UntrustedText::new),
         remember: args.remember,
     };
-    let Reply::Answered(answered) = client.approvals(ApprovalOp::Answer(answer)).await? else {
-        return Err(unexpected());
-    };
+    let answered = client.answer(&answer).await?;
     if json {
         streams.out.json(&document(&answered));
         return Ok(());

@@ -72,7 +72,7 @@ pub enum Command {
     /// If a daemon uses the state directory, it runs the tasks. Otherwise a fleet in this process
     /// does.
     Run(RunArgs),
-    /// Run the daemon: a fleet with an HTTP API, metrics and a control socket
+    /// Run the daemon: a fleet with an HTTP API and metrics
     Up,
     /// List the pools and slots of the running supervisor, and what weakens their sandboxes
     Ls,

@@ -14,7 +14,6 @@ use super::audit;
 use super::board::Verbosity;
 use super::config_file::{self, LoadError, Loaded};
 use super::continuing;
-use super::control_client::{self, Hello, report_error};
 use super::daemon_commands::Flow;
 use super::diagnostic::{self, RenderStyle};
 use super::doctor;
@@ -41,6 +40,7 @@ use super::sleep_lock::SleepLock;
 use super::start::{self, StartFailure};
 use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
+use super::supervisor_client::{self, Hello};
 use super::tasks::{self, TaskContext};
 use super::trust;
 use super::{
@@ -49,7 +49,7 @@ use super::{
 };
 
 use marshal_config::{Config, ConfigErrors, LogFormat};
-use marshal_engine::api::{control, file_plane, reply::Role};
+use marshal_engine::api::{SupervisorKind, file_plane};
 use marshal_engine::chat::Chats;
 use marshal_fleet::ResumeScope;
 use marshal_model::PoolName;
@@ -281,9 +281,9 @@ async fn run_client_command(cli: &Cli, client: &ClientContext, streams: &mut Str
     match &cli.command {
         Command::Ls => ls::run(state, cli.json, streams).await,
         Command::Logs { slot, follow } => {
-            control_client::logs(state, slot.clone(), *follow, cli.json, streams).await
+            supervisor_client::logs(state, slot.clone(), *follow, cli.json, streams).await
         }
-        Command::Restart { slot } => control_client::restart(state, slot.clone(), streams).await,
+        Command::Restart { slot } => supervisor_client::restart(state, slot.clone(), streams).await,
         Command::Drain { pool } => {
             daemon_commands::flow(state, pool, Flow::Drain, cli.json, streams).await
         }
@@ -507,7 +507,7 @@ async fn run(
     let mut is_beside = args.local;
     if !args.local {
         let digest = loaded.config.digest();
-        match control_client::supervisor(&state).await {
+        match supervisor_client::supervisor(&state).await {
             Ok(Some((client, hello))) => match run_place(&hello, &digest, &order.job) {
                 RunPlace::Supervisor => {
                     return run::run_on_daemon(client, order, streams, &mut signals).await;
@@ -521,7 +521,7 @@ async fn run(
                 }
             },
             Ok(None) => {}
-            Err(error) => return report_error(&error, &mut streams),
+            Err(error) => return error.report(&mut streams),
         }
         let note = continuing::note(&state);
         if let Some(note) = note.filter(|_| is_new && !is_beside && !cli.quiet) {
@@ -552,16 +552,18 @@ enum RunPlace {
 /// A daemon takes tasks only if it would do with them what this process would.
 fn run_place(hello: &Hello, digest: &str, job: &Job) -> RunPlace {
     let pid = hello.pid;
-    match (hello.role, job) {
+    match (hello.kind, job) {
         // The daemon has resumed the run already: there is nothing to hand over.
-        (Role::Daemon, Job::Continue { .. }) => RunPlace::Supervisor,
-        (Role::Daemon, _) if hello.configuration == digest => RunPlace::Supervisor,
-        (Role::Daemon, _) => RunPlace::Beside(format!(
+        (SupervisorKind::Daemon, Job::Continue { .. }) => RunPlace::Supervisor,
+        (SupervisorKind::Daemon, _) if hello.configuration == digest => RunPlace::Supervisor,
+        (SupervisorKind::Daemon, _) => RunPlace::Beside(format!(
             "the daemon of this project (process {pid}) has another configuration (`marshal reload` or a restart changes that)"
         )),
         // What it continues is in that state directory, which is in use: the start says so.
-        (Role::Run | Role::Editor, Job::Continue { .. } | Job::Plan(_)) => RunPlace::Here,
-        (Role::Run | Role::Editor, Job::New(_)) => RunPlace::Beside(format!(
+        (SupervisorKind::Run | SupervisorKind::Editor, Job::Continue { .. } | Job::Plan(_)) => {
+            RunPlace::Here
+        }
+        (SupervisorKind::Run | SupervisorKind::Editor, Job::New(_)) => RunPlace::Beside(format!(
             "process {pid} uses the state directory of this project"
         )),
     }
@@ -637,30 +639,26 @@ async fn run_here(
     let place = FleetPlace {
         state,
         is_local: local,
-        role: Role::Run,
+        kind: SupervisorKind::Run,
     };
     let started = match start_fleet(loaded, place, (go_on, approval), &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
-    let http = listeners::listen(&plan, Role::Run, &mut streams.err).await;
-    let control = control::bind(started.state.path());
-    let (http, control) = match (http, control) {
-        (Ok(http), Ok(control)) => (http, control),
-        (Err(exit), _) => return exit,
-        (_, Err(error)) => {
-            streams.err.line(&format!("error: {error}"));
-            return Exit::CannotStart;
-        }
-    };
+    let http = listeners::listen(&plan, SupervisorKind::Run, &mut streams.err).await;
     let within = listeners::open_in_state_dir(
         started.state.path(),
         &plan,
         &started.fleet,
+        SupervisorKind::Run,
         &mut streams.err,
     );
+    let (http, within) = match (http, within) {
+        (Ok(http), Ok(within)) => (http, within),
+        (Err(exit), _) | (_, Err(exit)) => return exit,
+    };
     let (fleet, metrics, runs) = (&started.fleet, started.metrics.clone(), Arc::default());
-    let listeners = Listeners::open(fleet, Role::Run, http, control, metrics, within, runs);
+    let listeners = Listeners::open(fleet, http, metrics, within, runs);
     let (fleet, job) = (
         started.fleet.clone(),
         std::mem::replace(&mut order.job, Job::New(Vec::new())),
@@ -690,7 +688,7 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     announce(&loaded, &mut streams);
     let plan = ListenConfig::new(&loaded);
     // Before anything is started: an address in use must leave nothing behind.
-    let http = match listeners::listen(&plan, Role::Daemon, &mut streams.err).await {
+    let http = match listeners::listen(&plan, SupervisorKind::Daemon, &mut streams.err).await {
         Ok(http) => http,
         Err(exit) => return exit,
     };
@@ -705,25 +703,23 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     let place = FleetPlace {
         state: &state,
         is_local: false,
-        role: Role::Daemon,
+        kind: SupervisorKind::Daemon,
     };
     let started = match start_fleet(loaded, place, go_on, &mut streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
-    let control = match control::bind(started.state.path()) {
-        Ok(control) => control,
-        Err(error) => {
-            streams.err.line(&format!("error: {error}"));
-            return Exit::CannotStart;
-        }
-    };
-    let mut within = listeners::open_in_state_dir(
+    let within = listeners::open_in_state_dir(
         started.state.path(),
         &plan,
         &started.fleet,
+        SupervisorKind::Daemon,
         &mut streams.err,
     );
+    let mut within = match within {
+        Ok(within) => within,
+        Err(exit) => return exit,
+    };
     // Before the listeners open: a client that asks for one of these runs must find it.
     let unfinished = up::unfinished(&started.journal);
     let chats = Chats::new(started.fleet.clone());
@@ -732,7 +728,7 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     let runs = Arc::new(up::pending_runs(&unfinished));
     let work = |plane: file_plane::OpenedPlane| plane.into_worker(fleet.clone(), Arc::clone(&runs));
     within.planes = planes.into_iter().map(work).collect();
-    let listeners = Listeners::open(fleet, Role::Daemon, http, control, metrics, within, runs);
+    let listeners = Listeners::open(fleet, http, metrics, within, runs);
     chats.resume().await;
     if !unfinished.is_empty() {
         let count = unfinished.len();
@@ -762,7 +758,7 @@ pub(super) struct FleetPlace<'a> {
     /// Whether it uses a separate one below it.
     pub(super) is_local: bool,
     /// What kind of supervisor it is.
-    pub(super) role: Role,
+    pub(super) kind: SupervisorKind,
 }
 
 /// Locks the state directory, starts the fleet and registers it; prints the error if it cannot.
@@ -781,7 +777,7 @@ pub(super) async fn start_fleet(
         }
     };
     let file = loaded.config.file.as_deref();
-    let registration = supervisors::register(&loaded.project, &taken, file, place.role);
+    let registration = supervisors::register(&loaded.project, &taken, file, place.kind);
     match start::start(loaded.config, taken, go_on, asks_people).await {
         Ok(mut started) => {
             started.registration = registration;

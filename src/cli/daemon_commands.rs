@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use tokio::io::unix::AsyncFd;
 
 use super::exit::Exit;
-use super::http_client::{HttpError, request_json};
+use super::http_client::{ClientError, request_json};
 use super::streams::Streams;
-use marshal_engine::api::control::connect_as;
 use marshal_engine::api::http::SOCKET;
+use marshal_engine::api::unix_socket::connect;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, PoolPhase, SessionId};
@@ -76,7 +76,7 @@ pub(super) async fn stop_supervisor(
     streams: &mut Streams,
 ) -> Exit {
     // Before the request: its pid may be another's afterwards.
-    let process = connect_as(state, SOCKET).await.and_then(|stream| {
+    let process = connect(state, SOCKET).await.and_then(|stream| {
         let pid = stream.peer_cred()?.pid().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::NotFound)?;
         #[expect(
@@ -197,7 +197,7 @@ fn of_pool(answer: &Value) -> String {
 }
 
 fn print_answer(
-    answer: Result<Value, HttpError>,
+    answer: Result<Value, ClientError>,
     json: bool,
     streams: &mut Streams,
     words: impl FnOnce(&Value) -> String,

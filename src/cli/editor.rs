@@ -11,14 +11,13 @@ use super::acp;
 use super::args::Cli;
 use super::command::{FleetPlace, announce, find_state, finish, start_fleet, start_log};
 use super::config_file::Loaded;
-use super::control_client::{self, report_error};
 use super::exit::Exit;
 use super::listeners::{self, ListenConfig, Listeners};
 use super::run;
 use super::signals::{Signal, Signals};
 use super::streams::Streams;
-use marshal_engine::api::control;
-use marshal_engine::api::reply::Role;
+use super::supervisor_client;
+use marshal_engine::api::SupervisorKind;
 use marshal_fleet::{ResumeScope, Stop};
 use marshal_model::PoolName;
 
@@ -38,10 +37,10 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
         state_dir: state.clone(),
         pool: pool.clone(),
     };
-    match control_client::serves_conversations(&state).await {
+    match supervisor_client::serves_conversations(&state).await {
         Ok(true) => return serve_editor(place, &mut signals).await,
         Ok(false) => {}
-        Err(error) => return report_error(&error, &mut streams),
+        Err(error) => return error.report(&mut streams),
     }
     if loaded.config.pool(pool.as_str()).is_none() {
         let text = format!("error: the configuration has no pool {pool}");
@@ -56,32 +55,28 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
     let place_of_fleet = FleetPlace {
         state: &state,
         is_local: false,
-        role: Role::Editor,
+        kind: SupervisorKind::Editor,
     };
     let begun = start_fleet(loaded, place_of_fleet, go_on, &mut streams).await;
     let started = match begun {
         Ok(started) => started,
         Err(exit) => return exit,
     };
-    let http = listeners::listen(&plan, Role::Editor, &mut streams.err).await;
-    let control = control::bind(started.state.path());
-    let (http, control) = match (http, control) {
-        (Ok(http), Ok(control)) => (http, control),
-        (Err(exit), _) => return exit,
-        (_, Err(error)) => {
-            streams.err.line(&format!("error: {error}"));
-            return Exit::CannotStart;
-        }
-    };
+    let http = listeners::listen(&plan, SupervisorKind::Editor, &mut streams.err).await;
     let metrics = started.metrics.clone();
     let within = listeners::open_in_state_dir(
         started.state.path(),
         &plan,
         &started.fleet,
+        SupervisorKind::Editor,
         &mut streams.err,
     );
+    let (http, within) = match (http, within) {
+        (Ok(http), Ok(within)) => (http, within),
+        (Err(exit), _) | (_, Err(exit)) => return exit,
+    };
     let (fleet, runs) = (&started.fleet, Arc::default());
-    let listeners = Listeners::open(fleet, Role::Editor, http, control, metrics, within, runs);
+    let listeners = Listeners::open(fleet, http, metrics, within, runs);
     let exit = serve_editor(place, &mut signals).await;
     let second = run::stop(&started.fleet, Stop::Interrupt, &mut signals).await;
     listeners.close().await;

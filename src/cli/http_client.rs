@@ -1,86 +1,116 @@
-//! The client of the daemon's HTTP socket in its state directory.
+//! Requests to the HTTP API of a supervisor, over the socket in its state directory.
 //!
-//! Sends single requests and reads streams of events. Only the owner may connect to the socket, so
-//! no token is sent. Must not know what a request means.
+//! Sends single requests, reads streams of events and opens WebSockets. Only the supervisor's user
+//! and root may connect to the socket, so no token is sent. Must not know what a request means.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use axum::body::{self, Body};
 use axum::http::{Method, Request, StatusCode, header};
 use hyper::body::{Body as _, Incoming};
+use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::handshake::client::generate_key;
+use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
-use super::control_client::{ClientError, report_error};
 use super::exit::Exit;
 use super::streams::Streams;
-use marshal_engine::api::control::connect_as;
 use marshal_engine::api::http::SOCKET;
+use marshal_engine::api::unix_socket::connect;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 
-/// Columns shown of an error message of the daemon.
-const SENTENCE: usize = 600;
+/// Columns shown of an error message of the supervisor.
+const SENTENCE: usize = 1000;
 
-/// Why a request failed.
-#[derive(Debug)]
-pub(super) enum HttpError {
-    /// The daemon cannot be reached, or the connection failed.
-    Client(ClientError),
-    /// The daemon refused the request.
+/// Why a request to a supervisor failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// No supervisor answers on the socket.
+    #[error("no supervisor answers at {}: {source}; start one with `marshal up`, or check the state directory", .path.display())]
+    NoSupervisor {
+        /// The state directory.
+        path: PathBuf,
+        /// The error of the system.
+        #[source]
+        source: io::Error,
+    },
+    /// No permission to use the socket.
+    #[error("the supervisor at {} belongs to another user; run this as that user or as root", .0.display())]
+    NotPermitted(PathBuf),
+    /// The supervisor refused the request.
+    #[error("{}", escape_for_display(detail, SENTENCE))]
     Refused {
         /// The status of the response.
         status: StatusCode,
-        /// The daemon's message.
+        /// The code of the problem.
+        code: String,
+        /// The supervisor's message.
         detail: String,
     },
+    /// The connection ended, or an answer was not valid.
+    #[error("the connection to the supervisor failed: {0}; see its log")]
+    Lost(String),
+    /// The supervisor stops.
+    #[error("the supervisor is stopping")]
+    Stopping,
+    /// The request cannot be written, and why.
+    #[error("{0}")]
+    Unsendable(String),
 }
 
-impl HttpError {
+impl ClientError {
     /// Whether a later try may succeed. Only for requests that read, or that have an idempotency
     /// key.
     pub(super) fn is_retryable(&self) -> bool {
         match self {
-            Self::Client(ClientError::NoSupervisor { .. } | ClientError::Lost(_)) => true,
-            Self::Client(_) => false,
+            Self::NoSupervisor { .. } | Self::Lost(_) | Self::Stopping => true,
+            Self::NotPermitted(_) | Self::Unsendable(_) => false,
             Self::Refused { status, .. } => *status == StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
-    /// Prints the error, and returns the exit code.
+    /// Prints the error, whose text is safe to show, and returns the exit code.
     pub(super) fn report(&self, streams: &mut Streams) -> Exit {
+        streams.err.line(&format!("error: {self}"));
+        self.exit()
+    }
+
+    /// The exit code for this error.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
         match self {
-            Self::Client(error) => report_error(error, streams),
-            Self::Refused { status, detail } => {
-                streams
-                    .err
-                    .line(&format!("error: {}", escape_for_display(detail, SENTENCE)));
-                match status.as_u16() {
-                    401 | 403 => Exit::NotPermitted,
-                    400 | 404 | 413 | 422 => Exit::Usage,
-                    _ => Exit::Failures,
-                }
-            }
+            Self::NoSupervisor { .. } | Self::Lost(_) | Self::Stopping => Exit::NoDaemon,
+            Self::NotPermitted(_) => Exit::NotPermitted,
+            Self::Unsendable(_) => Exit::Usage,
+            Self::Refused { status, code, .. } => match (status.as_u16(), code.as_str()) {
+                (_, "stopping" | "no_daemon") => Exit::NoDaemon,
+                (401 | 403, _) => Exit::NotPermitted,
+                (400 | 404 | 413 | 422, _) => Exit::Usage,
+                _ => Exit::Failures,
+            },
         }
     }
 }
 
-fn lost(error: impl std::fmt::Display) -> HttpError {
-    HttpError::Client(ClientError::Lost(error.to_string()))
+fn lost(error: impl std::fmt::Display) -> ClientError {
+    ClientError::Lost(error.to_string())
 }
 
 /// Sends one request; the answer is JSON, or null if it has no body.
 ///
 /// # Errors
-/// [`HttpError`]
+/// [`ClientError`]
 pub(super) async fn request_json(
     state: &Path,
     method: Method,
     path: &str,
     body: Option<&Value>,
-) -> Result<Value, HttpError> {
+) -> Result<Value, ClientError> {
     let answer = send(state, method, path, body, None).await?;
     read(answer).await
 }
@@ -88,19 +118,19 @@ pub(super) async fn request_json(
 /// Posts a request with an idempotency key: the daemon runs it only once, even if it is sent again.
 ///
 /// # Errors
-/// [`HttpError`]
+/// [`ClientError`]
 pub(super) async fn post_idempotent(
     state: &Path,
     path: &str,
     key: &str,
     body: &Value,
-) -> Result<Value, HttpError> {
+) -> Result<Value, ClientError> {
     let head = Some(("idempotency-key", key));
     read(send(state, Method::POST, path, Some(body), head).await?).await
 }
 
-async fn read(answer: Incoming) -> Result<Value, HttpError> {
-    let bytes = body::to_bytes(Body::new(answer), limits::CONTROL_EVENT_LINE_BYTES);
+async fn read(answer: Incoming) -> Result<Value, ClientError> {
+    let bytes = body::to_bytes(Body::new(answer), limits::CLIENT_EVENT_BYTES);
     let bytes = bytes.await.map_err(lost)?;
     if bytes.is_empty() {
         return Ok(Value::Null);
@@ -111,12 +141,12 @@ async fn read(answer: Incoming) -> Result<Value, HttpError> {
 /// Opens a stream of server-sent events, after the event `last`.
 ///
 /// # Errors
-/// [`HttpError`]
+/// [`ClientError`]
 pub(super) async fn stream(
     state: &Path,
     path: &str,
     last: Option<&str>,
-) -> Result<EventStream, HttpError> {
+) -> Result<EventStream, ClientError> {
     let head = last.map(|last| ("last-event-id", last));
     let body = send(state, Method::GET, path, None, head).await?;
     Ok(EventStream {
@@ -125,62 +155,108 @@ pub(super) async fn stream(
     })
 }
 
+/// Opens a WebSocket.
+///
+/// # Errors
+/// [`ClientError`]
+pub(super) async fn web_socket(
+    state: &Path,
+    path: &str,
+) -> Result<WebSocketStream<TokioIo<Upgraded>>, ClientError> {
+    let key = generate_key();
+    let heads = [
+        ("connection", "upgrade"),
+        ("upgrade", "websocket"),
+        ("sec-websocket-version", "13"),
+        ("sec-websocket-key", &key),
+    ];
+    let response = respond(state, Method::GET, path, None, &heads).await?;
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return Err(refusal(response).await);
+    }
+    let upgraded = hyper::upgrade::on(response).await.map_err(lost)?;
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(limits::CLIENT_EVENT_BYTES))
+        .max_frame_size(Some(limits::CLIENT_EVENT_BYTES));
+    let (io, role) = (TokioIo::new(upgraded), Role::Client);
+    Ok(WebSocketStream::from_raw_socket(io, role, Some(config)).await)
+}
+
 async fn send(
     state: &Path,
     method: Method,
     path: &str,
     body: Option<&Value>,
     head: Option<(&str, &str)>,
-) -> Result<Incoming, HttpError> {
-    let stream = connect_as(state, SOCKET).await.map_err(|source| {
+) -> Result<Incoming, ClientError> {
+    let heads: Vec<_> = head.into_iter().collect();
+    let response = respond(state, method, path, body, &heads).await?;
+    if response.status().is_success() {
+        return Ok(response.into_body());
+    }
+    Err(refusal(response).await)
+}
+
+async fn respond(
+    state: &Path,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+    heads: &[(&str, &str)],
+) -> Result<hyper::Response<Incoming>, ClientError> {
+    let stream = connect(state, SOCKET).await.map_err(|source| {
         let path = state.to_owned();
-        HttpError::Client(if source.kind() == io::ErrorKind::PermissionDenied {
+        if source.kind() == io::ErrorKind::PermissionDenied {
             ClientError::NotPermitted(path)
         } else {
             ClientError::NoSupervisor { path, source }
-        })
+        }
     })?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .map_err(lost)?;
-    tokio::spawn(connection);
+    tokio::spawn(connection.with_upgrades());
     let mut request = Request::builder()
         .method(method)
         .uri(path)
         .header(header::HOST, "localhost");
-    if let Some((name, value)) = head {
-        request = request.header(name, value);
+    for (name, value) in heads {
+        request = request.header(*name, *value);
     }
     if body.is_some() {
         request = request.header(header::CONTENT_TYPE, "application/json");
     }
     let body = body.map_or_else(Body::empty, |body| Body::from(body.to_string()));
-    let answer = sender.send_request(request.body(body).map_err(lost)?);
-    let answer = answer.await.map_err(lost)?;
-    let status = answer.status();
-    let body = answer.into_body();
-    if status.is_success() {
-        return Ok(body);
-    }
-    let bytes = body::to_bytes(Body::new(body), limits::CONTROL_EVENT_LINE_BYTES).await;
+    let request = request.body(body).map_err(lost)?;
+    sender.send_request(request).await.map_err(lost)
+}
+
+/// Reads why a request was refused.
+async fn refusal(response: hyper::Response<Incoming>) -> ClientError {
+    let status = response.status();
+    let body = Body::new(response.into_body());
+    let bytes = body::to_bytes(body, limits::CLIENT_EVENT_BYTES).await;
     let problem = serde_json::from_slice::<Value>(&bytes.unwrap_or_default()).unwrap_or_default();
-    let detail = problem.get("detail").and_then(Value::as_str);
-    Err(HttpError::Refused {
+    let text = |key: &str| problem.get(key).and_then(Value::as_str).map(str::to_owned);
+    ClientError::Refused {
         status,
-        detail: detail.map_or_else(|| status.to_string(), str::to_owned),
-    })
+        code: text("code").unwrap_or_default(),
+        detail: text("detail").unwrap_or_else(|| status.to_string()),
+    }
 }
 
 /// A stream of server-sent events.
+#[derive(Debug)]
 pub(super) struct EventStream {
     body: Incoming,
     buffer: Vec<u8>,
 }
 
-/// An event: its id, if it has one, and its data.
+/// An event: its id, if it has one, its name and its data.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ServerSentEvent {
     pub(super) id: Option<String>,
+    pub(super) name: String,
     pub(super) data: String,
 }
 
@@ -188,8 +264,8 @@ impl EventStream {
     /// The next event; `None` at the end of the stream.
     ///
     /// # Errors
-    /// [`HttpError`], also for an event that is longer than any valid one.
-    pub(super) async fn next(&mut self) -> Result<Option<ServerSentEvent>, HttpError> {
+    /// [`ClientError`], also for an event that is longer than any valid one.
+    pub(super) async fn next(&mut self) -> Result<Option<ServerSentEvent>, ClientError> {
         loop {
             if let Some(event) = cut(&mut self.buffer) {
                 if event.data.is_empty() {
@@ -197,7 +273,7 @@ impl EventStream {
                 }
                 return Ok(Some(event));
             }
-            if self.buffer.len() > limits::CONTROL_EVENT_LINE_BYTES {
+            if self.buffer.len() > limits::CLIENT_EVENT_BYTES {
                 return Err(lost("an event is too long"));
             }
             let frame = std::future::poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx));
@@ -221,11 +297,14 @@ fn cut(buffer: &mut Vec<u8>) -> Option<ServerSentEvent> {
     let text = String::from_utf8_lossy(&text);
     let mut event = ServerSentEvent {
         id: None,
+        name: String::new(),
         data: String::new(),
     };
     for line in text.lines() {
         if let Some(id) = line.strip_prefix("id: ") {
             event.id = Some(id.to_owned());
+        } else if let Some(name) = line.strip_prefix("event: ") {
+            name.clone_into(&mut event.name);
         } else if let Some(data) = line.strip_prefix("data: ") {
             event.data.push_str(data);
         }

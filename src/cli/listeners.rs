@@ -1,5 +1,5 @@
-//! Opens and closes the listeners of a supervisor: the HTTP address, the HTTP socket and the
-//! control socket.
+//! Opens and closes the listeners of a supervisor: the HTTP address and the socket in its state
+//! directory, by which commands control it.
 //!
 //! Owns what an address in use means for `run` and for `up`. Must not know what is served.
 
@@ -25,9 +25,9 @@ use marshal_config::{Config, ConfigErrors, HttpConfig, NamedToken};
 use marshal_engine::api::Fleet;
 use marshal_engine::api::file_plane::PlaneWorker;
 use marshal_engine::api::http::{self, Pages, Render, Tls};
-use marshal_engine::api::reply::Role;
+use marshal_engine::api::runs::Runs;
 use marshal_engine::api::tokens::{self, Tokens};
-use marshal_engine::api::{approval_routes, control, policy_routes, v1};
+use marshal_engine::api::{SupervisorKind, approval_routes, policy_routes, v1};
 use marshal_engine::chat::Chats;
 use marshal_fleet::FleetHandle;
 
@@ -114,7 +114,7 @@ pub fn check(config: &Config) -> Result<(), Box<ConfigErrors>> {
 /// [`Exit::CannotStart`] for a daemon, [`Exit::Usage`] for a certificate; the error is printed.
 pub async fn listen(
     plan: &ListenConfig,
-    role: Role,
+    kind: SupervisorKind,
     err: &mut Output,
 ) -> Result<Option<http::Listener>, Exit> {
     let tls = plan.http.tls.as_ref();
@@ -125,7 +125,7 @@ pub async fn listen(
     })?;
     let mut bound = http::bind(plan.listen).await;
     if let Err(error) = &bound
-        && (plan.is_default && role == Role::Daemon && error.is_in_use())
+        && (plan.is_default && kind == SupervisorKind::Daemon && error.is_in_use())
     {
         err.line(&format!(
             "note: another program listens on {}; set supervisor.listen to choose the port",
@@ -136,12 +136,12 @@ pub async fn listen(
     match bound {
         Ok(listener) => {
             let listener = listener.with_tls(tls, &plan.http.hosts);
-            if plan.listen.port() == 0 || role == Role::Daemon {
+            if plan.listen.port() == 0 || kind == SupervisorKind::Daemon {
                 err.line(&format!("listening on {}", listener.url()));
             }
             Ok(Some(listener))
         }
-        Err(error) if role != Role::Daemon => {
+        Err(error) if kind != SupervisorKind::Daemon => {
             err.line(&format!("note: {error}; continuing without /metrics"));
             Ok(None)
         }
@@ -152,44 +152,66 @@ pub async fn listen(
     }
 }
 
-/// The listeners and tokens in a state directory.
-#[derive(Default)]
+/// What a supervisor serves besides its fleet, and the socket in its state directory.
 pub struct StateListeners {
-    tokens: Option<(Tokens, RouteBuilder)>,
-    socket: Option<http::Listener>,
+    tokens: Tokens,
+    routes: RouteBuilder,
+    socket: http::Listener,
     /// The chats, in a daemon.
     pub chats: Option<Chats>,
     /// The file planes of pools, in a daemon.
     pub planes: Vec<PlaneWorker>,
 }
 
-/// Loads the tokens of a state directory, and binds its HTTP socket. Without tokens, the API and
-/// the approvals are not served. Without the socket, only the address is served. Prints a note for
-/// each.
+/// Loads the tokens of a state directory, and binds its socket. Without either of them, no command
+/// could control the supervisor.
+///
+/// # Errors
+/// [`Exit::CannotStart`]; the error is printed.
 pub fn open_in_state_dir(
     state: &Path,
     plan: &ListenConfig,
     fleet: &FleetHandle,
+    kind: SupervisorKind,
     err: &mut Output,
-) -> StateListeners {
-    let tokens = Tokens::load(state, plan.tokens.clone(), open_token);
-    let tokens = tokens.inspect_err(|error| {
-        let name = tokens::TOKEN_FILE;
-        err.line(&format!(
-            "note: cannot write {name}: {error}; continuing without /approvals and /api"
-        ));
-    });
-    let socket = http::bind_socket(state);
-    let socket = socket.inspect_err(|error| {
-        err.line(&format!("note: {error}; continuing without it"));
-    });
-    StateListeners {
-        tokens: tokens
-            .ok()
-            .map(|tokens| (tokens, route_builder(state, fleet, plan.is_named))),
-        socket: socket.ok(),
-        chats: None,
-        planes: Vec::new(),
+) -> Result<StateListeners, Exit> {
+    let opened = StateListeners::new(
+        state,
+        plan,
+        route_builder(state, fleet, kind, plan.is_named),
+    );
+    opened.map_err(|error| {
+        err.line(&format!("error: {error}"));
+        Exit::CannotStart
+    })
+}
+
+impl StateListeners {
+    fn new(state: &Path, plan: &ListenConfig, routes: RouteBuilder) -> Result<Self, String> {
+        let tokens = Tokens::load(state, plan.tokens.clone(), open_token);
+        let tokens = tokens.map_err(|error| {
+            let path = state.join(tokens::TOKEN_FILE);
+            format!("cannot write {}: {error}", display_path(&path))
+        })?;
+        let socket = http::bind_socket(state).map_err(|error| error.to_string())?;
+        Ok(Self {
+            tokens,
+            routes,
+            socket,
+            chats: None,
+            planes: Vec::new(),
+        })
+    }
+
+    /// For a small fleet.
+    #[cfg(test)]
+    pub(super) fn of_fake<F: Fleet>(state: &Path, fleet: &F, kind: SupervisorKind) -> Self {
+        let fleet = fleet.clone();
+        let routes: RouteBuilder = Box::new(move |context, tokens, stop| {
+            v1::runs::router_of(fleet, kind, Arc::clone(context.runs), tokens, stop)
+        });
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self::new(state, &any.into(), routes).expect("opened")
     }
 }
 
@@ -212,14 +234,19 @@ pub type RouteBuilder =
 /// What the routes need besides a fleet.
 #[derive(Debug)]
 pub struct RouteContext<'a> {
-    runs: &'a Arc<control::Runs>,
+    runs: &'a Arc<Runs>,
     chats: Option<Chats>,
     tls: Option<Tls>,
     stop_requested: CancellationToken,
 }
 
 /// The routes of a fleet. Agents' packages may be beside its configuration.
-fn route_builder(state: &Path, fleet: &FleetHandle, is_named: bool) -> RouteBuilder {
+fn route_builder(
+    state: &Path,
+    fleet: &FleetHandle,
+    kind: SupervisorKind,
+    is_named: bool,
+) -> RouteBuilder {
     let fleet = fleet.clone();
     let (state, config) = (state.to_owned(), fleet.config().clone());
     let overlays: v1::OverlayHandler =
@@ -231,6 +258,7 @@ fn route_builder(state: &Path, fleet: &FleetHandle, is_named: bool) -> RouteBuil
     let rereader = config_reloader(fleet.config(), is_named);
     Box::new(move |context, tokens, stop| {
         let host = v1::Host {
+            kind,
             agents,
             overlays,
             config_reloader: rereader,
@@ -266,7 +294,7 @@ pub struct Listeners {
     closing: CancellationToken,
     /// Cancelled when a client stops the supervisor.
     stop_requested: CancellationToken,
-    runs: Arc<control::Runs>,
+    runs: Arc<Runs>,
     chats: Option<Chats>,
     stop: CancellationToken,
     serving: TaskTracker,
@@ -274,61 +302,49 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Serves the bound listeners. `metrics` renders `/metrics`. Without tokens, the approvals are
-    /// not served. `runs` are those that clients may watch. Must be called inside a runtime.
+    /// Serves the bound listeners. `metrics` renders `/metrics`. `runs` are those that clients may
+    /// watch. Must be called inside a runtime.
     #[must_use]
     pub fn open<F: Fleet>(
         fleet: &F,
-        role: Role,
         http: Option<http::Listener>,
-        control: control::Listener,
         metrics: Render,
         within: StateListeners,
-        runs: Arc<control::Runs>,
+        runs: Arc<Runs>,
     ) -> Self {
         let stop = CancellationToken::new();
         let stop_requested = CancellationToken::new();
         let serving = TaskTracker::new();
         let StateListeners {
             tokens,
+            routes,
             socket,
             chats,
             planes,
         } = within;
         let tls = http.as_ref().and_then(http::Listener::tls);
+        let context = RouteContext {
+            runs: &runs,
+            chats: chats.clone(),
+            tls: tls.clone(),
+            stop_requested: stop_requested.clone(),
+        };
+        let extra_routes = approval_routes::router(fleet.clone(), &tokens, stop.clone())
+            .merge(policy_routes::router(fleet.clone(), &tokens))
+            .merge(routes(context, &tokens, stop.clone()));
         let readiness = fleet.clone();
         let pages = Pages {
             metrics,
             outages: fleet.outages(),
             ready: Arc::new(move || readiness.readiness()),
-            tokens: tokens.as_ref().map(|(tokens, _)| tokens.clone()),
-            extra_routes: tokens.map_or_else(Router::new, |(tokens, resources)| {
-                let policies = policy_routes::router(fleet.clone(), &tokens);
-                let approvals = approval_routes::router(fleet.clone(), &tokens, stop.clone());
-                let context = RouteContext {
-                    runs: &runs,
-                    chats: chats.clone(),
-                    tls: tls.clone(),
-                    stop_requested: stop_requested.clone(),
-                };
-                let resources = resources(context, &tokens, stop.clone());
-                approvals.merge(policies).merge(resources)
-            }),
+            tokens: Some(tokens),
+            extra_routes,
         };
-        let bounds = http::Bounds::default();
-        let http = http.map(|listener| (listener, bounds));
-        let socket = socket.map(|listener| (listener, http::Bounds::for_socket()));
-        for (listener, bounds) in http.into_iter().chain(socket) {
+        let http = http.map(|listener| (listener, http::Bounds::default()));
+        let socket = (socket, http::Bounds::for_socket());
+        for (listener, bounds) in http.into_iter().chain([socket]) {
             serving.spawn(http::serve(listener, pages.clone(), bounds, stop.clone()));
         }
-        serving.spawn(control::serve(
-            control,
-            fleet.clone(),
-            role,
-            control::Bounds::default(),
-            Arc::clone(&runs),
-            stop.clone(),
-        ));
         let closing = CancellationToken::new();
         for plane in planes {
             serving.spawn(plane.serve(closing.clone(), stop.clone()));
@@ -379,8 +395,21 @@ impl Listeners {
 
     /// The runs that clients may watch.
     #[must_use]
-    pub fn runs(&self) -> Arc<control::Runs> {
+    pub fn runs(&self) -> Arc<Runs> {
         Arc::clone(&self.runs)
+    }
+
+    /// Serves a small fleet on the socket of a state directory.
+    #[cfg(test)]
+    pub(super) fn open_fake<F: Fleet>(
+        state: &Path,
+        fleet: &F,
+        kind: SupervisorKind,
+        http: Option<http::Listener>,
+        runs: Arc<Runs>,
+    ) -> Self {
+        let within = StateListeners::of_fake(state, fleet, kind);
+        Self::open(fleet, http, Arc::new(|_| "up 1\n".to_owned()), within, runs)
     }
 
     /// Serves one more future, until it ends by itself.
@@ -389,7 +418,7 @@ impl Listeners {
         self.serving.spawn(what);
     }
 
-    /// Waits for open requests, up to their time limits, and removes the control socket.
+    /// Waits for open requests, up to their time limits, and removes the socket.
     pub async fn close(self) {
         self.stop.cancel();
         self.serving.wait().await;

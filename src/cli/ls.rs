@@ -5,15 +5,16 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use unicode_width::UnicodeWidthStr as _;
 
 use super::board::span;
-use super::control_client::{Client, report_error};
 use super::exit::Exit;
 use super::streams::Streams;
-use marshal_engine::api::listing::{Listing, PoolLine, SlotLine};
+use super::supervisor_client::Client;
+use marshal_engine::api::listing::{Pool, Slot};
+use marshal_model::PoolPhase;
 use marshal_model::untrusted::escape_for_display;
 
 /// Columns of a cell before the last one: the longest names of pools and sessions fit.
@@ -21,30 +22,25 @@ const CELL: usize = 48;
 /// Columns of a sentence.
 const SENTENCE: usize = 300;
 
-/// Prints the listing; with `json` as one object in a line.
+/// Prints the pools and slots; with `json` as one object in a line.
 pub(super) async fn run(state: &Path, json: bool, streams: &mut Streams) -> Exit {
-    let reply = async { Client::connect(state).await?.list().await };
-    let listing = match reply.await {
-        Ok(listing) => listing,
-        Err(error) => return report_error(&error, streams),
+    let (pools, slots) = match Client::new(state).pools_and_slots().await {
+        Ok(found) => found,
+        Err(error) => return error.report(streams),
     };
     if json {
-        let line = serde_json::to_string(&listing).unwrap_or_default();
-        streams.out.json(&line);
+        let line = serde_json::json!({"pools": pools, "slots": slots});
+        streams.out.json(&line.to_string());
     } else {
-        streams.out.text(&render(&listing, now()));
+        streams
+            .out
+            .text(&render(&pools, &slots, jiff::Timestamp::now()));
     }
     Exit::Done
 }
 
-/// Seconds since the Unix epoch.
-fn now() -> f64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0.0, |since| since.as_secs_f64())
-}
-
 /// Both tables; below a pool's row, what weakens its sandbox.
-fn render(listing: &Listing, now: f64) -> String {
+fn render(pools: &[Pool], slots: &[Slot], now: jiff::Timestamp) -> String {
     let heads = [
         "pool",
         "launcher",
@@ -55,12 +51,12 @@ fn render(listing: &Listing, now: f64) -> String {
         "approvals",
     ];
     let mut rows = vec![Row::of(heads)];
-    rows.extend(listing.pools.iter().map(pool));
+    rows.extend(pools.iter().map(pool));
     let mut text = grid(&rows);
     text.push('\n');
     let heads = ["slot", "state", "up", "pid", "task", "session", "note"];
     let mut rows = vec![Row::of(heads)];
-    rows.extend(listing.slots.iter().map(|line| slot(line, now)));
+    rows.extend(slots.iter().map(|line| slot(line, now)));
     text += &grid(&rows);
     text
 }
@@ -80,13 +76,13 @@ impl Row {
     }
 }
 
-fn pool(line: &PoolLine) -> Row {
+fn pool(line: &Pool) -> Row {
     let mut below: Vec<String> = line
         .weak
         .iter()
         .map(|weak| format!("weak: {weak}"))
         .collect();
-    below.extend(line.flow.clone());
+    below.extend(orders(line));
     if !line.lacks.is_empty() {
         below.push(format!("missing on this host: {}", line.lacks.join(", ")));
     }
@@ -104,9 +100,25 @@ fn pool(line: &PoolLine) -> Row {
     }
 }
 
-fn slot(line: &SlotLine, now: f64) -> Row {
-    let up = line.started_at.filter(|_| line.pid.is_some());
-    let up = up.and_then(|since| Duration::try_from_secs_f64(now - since).ok());
+/// The orders of operators that apply to a pool; `None` if there are none.
+fn orders(line: &Pool) -> Option<String> {
+    let mut words = Vec::new();
+    if line.flow != PoolPhase::Running.as_str() {
+        words.push(format!("tasks wait: {}", line.flow));
+    }
+    if line.size != line.slots {
+        words.push(format!(
+            "{} of {} slots receive tasks",
+            line.size, line.slots
+        ));
+    }
+    (!words.is_empty()).then(|| words.join("; "))
+}
+
+fn slot(line: &Slot, now: jiff::Timestamp) -> Row {
+    let up = line.started_at.as_ref().filter(|_| line.pid.is_some());
+    let up = up.and_then(|since| since.parse::<jiff::Timestamp>().ok());
+    let up = up.and_then(|since| Duration::try_from(now.duration_since(since)).ok());
     let exit = line.last_exit_code.map(|code| format!("last exit {code}"));
     let note = [line.note.clone(), exit].into_iter().flatten();
     Row {
@@ -164,56 +176,69 @@ fn grid(rows: &[Row]) -> String {
 mod tests {
     use super::*;
 
-    fn listing() -> Listing {
-        Listing {
-            pools: vec![PoolLine {
-                pool: "demo".to_owned(),
-                launcher: "unshare".to_owned(),
-                sandbox: Some("standard".to_owned()),
-                network: "host".to_owned(),
-                policy: "developer".to_owned(),
-                tasks: 2,
-                lacks: vec!["landlock".to_owned(), "cgroup.memory".to_owned()],
-                weak: vec!["network host: reaches it".to_owned()],
-                ..PoolLine::default()
-            }],
-            slots: vec![
-                SlotLine {
-                    slot: "demo/0".to_owned(),
-                    state: "busy".to_owned(),
-                    pid: Some(7),
-                    started_at: Some(40.0),
-                    task: Some("t1".to_owned()),
-                    session: Some("s1".to_owned()),
-                    ..SlotLine::default()
-                },
-                SlotLine {
-                    slot: "demo/1".to_owned(),
-                    state: "parked".to_owned(),
-                    started_at: Some(1.0),
-                    note: Some("version \u{1b}[2J 2".to_owned()),
-                    last_exit_code: Some(139),
-                    ..SlotLine::default()
-                },
-            ],
-        }
+    fn listed() -> (Vec<Pool>, Vec<Slot>) {
+        let pool = Pool {
+            pool: "demo".to_owned(),
+            size: 2,
+            slots: 2,
+            flow: "running".to_owned(),
+            launcher: "unshare".to_owned(),
+            sandbox: Some("standard".to_owned()),
+            network: "host".to_owned(),
+            policy: "developer".to_owned(),
+            tasks: 2,
+            lacks: vec!["landlock".to_owned(), "cgroup.memory".to_owned()],
+            weak: vec!["network host: reaches it".to_owned()],
+            ..Pool::default()
+        };
+        let busy = Slot {
+            slot: "demo/0".to_owned(),
+            state: "busy".to_owned(),
+            pid: Some(7),
+            started_at: Some("1970-01-01T00:00:40Z".to_owned()),
+            task: Some("t1".to_owned()),
+            session: Some("s1".to_owned()),
+            ..Slot::default()
+        };
+        let parked = Slot {
+            slot: "demo/1".to_owned(),
+            state: "parked".to_owned(),
+            started_at: Some("1970-01-01T00:00:01Z".to_owned()),
+            note: Some("version \u{1b}[2J 2".to_owned()),
+            last_exit_code: Some(139),
+            ..Slot::default()
+        };
+        (vec![pool], vec![busy, parked])
     }
 
     #[test]
     fn a_listing_shows_sandbox_gaps_below_their_pool_and_why_a_slot_is_parked() {
-        insta::assert_snapshot!(render(&listing(), 100.0));
+        let (pools, slots) = listed();
+        let now = jiff::Timestamp::from_second(100).expect("a time");
+        insta::assert_snapshot!(render(&pools, &slots, now));
+    }
+
+    #[test]
+    fn orders_of_operators_are_told() {
+        let (mut pools, slots) = listed();
+        pools[0].size = 1;
+        pools[0].flow = "paused".to_owned();
+        let text = render(&pools, &slots, jiff::Timestamp::UNIX_EPOCH);
+        let told = "tasks wait: paused; 1 of 2 slots receive tasks";
+        assert!(text.contains(told), "{text}");
     }
 
     #[test]
     fn nothing_in_it_acts_on_a_terminal() {
-        let mut hostile = listing();
+        let (mut pools, mut slots) = listed();
         let word = "\u{1b}]0;x\u{7}\u{202e}\u{9b}0m\n".to_owned();
-        hostile.pools[0].pool.clone_from(&word);
-        hostile.pools[0].weak.push(word.clone());
-        hostile.pools[0].lacks.push(word.clone());
-        hostile.slots[0].task = Some(word.clone());
-        hostile.slots[0].note = Some(word);
-        let text = render(&hostile, f64::NAN);
+        pools[0].pool.clone_from(&word);
+        pools[0].weak.push(word.clone());
+        pools[0].lacks.push(word.clone());
+        slots[0].task = Some(word.clone());
+        slots[0].started_at = Some(word.clone());
+        slots[0].note = Some(word);
+        let text = render(&pools, &slots, jiff::Timestamp::UNIX_EPOCH);
         let acts = text
             .chars()
             .find(|c| *c != '\n' && marshal_model::untrusted::is_unsafe(*c));

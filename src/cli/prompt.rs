@@ -9,7 +9,7 @@ use axum::http::Method;
 use serde_json::{Value, json};
 
 use super::exit::Exit;
-use super::http_client::{EventStream, HttpError, request_json, stream};
+use super::http_client::{ClientError, EventStream, request_json, stream};
 use super::signals::{Signal, Signals};
 use super::streams::Streams;
 use marshal_model::limits;
@@ -119,7 +119,7 @@ pub(super) async fn run(
 }
 
 /// Sends the message. The stream is opened first, so that no event of the turn is missed.
-async fn begin(state: &Path, args: &PromptArgs) -> Result<Turn, HttpError> {
+async fn begin(state: &Path, args: &PromptArgs) -> Result<Turn, ClientError> {
     let chats = format!("/api/v1/workspaces/{}/chats", args.workspace);
     let Some(chat) = &args.chat else {
         let mut body = json!({"goal": args.text, "files": args.file});

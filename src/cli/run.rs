@@ -15,7 +15,6 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::board::Verbosity;
-use super::control_client::{Client, ClientError, report_error};
 use super::exit::Exit;
 use super::plan::{self, PlanJob, PlanOutput};
 use super::progress::{Progress, Screen};
@@ -23,6 +22,7 @@ use super::results::{Results, ResultsError};
 use super::short_ids::short;
 use super::signals::{Signal, Signals};
 use super::streams::Streams;
+use super::supervisor_client::{Client, ClientError};
 use super::table;
 use marshal_config::show_duration;
 use marshal_engine::api::run_stream::{Ledger, RunStream, RunStreamItem, new_run_id};
@@ -259,14 +259,14 @@ pub async fn run_on_daemon(
     }
     let submitted = async {
         match &order.job {
-            Job::New(tasks) => client.submit_within(tasks.clone(), order.bounds).await,
-            Job::Continue { run, .. } => client.watch(run.clone()).await.map(|()| run.clone()),
+            Job::New(tasks) => client.submit(tasks, order.bounds).await,
+            Job::Continue { run, .. } => client.watch(run).await.map(|()| run.clone()),
             Job::Plan(_) => Err(ClientError::Lost(plan_not_submittable().to_string())),
         }
     };
     let run = match unless_signalled(submitted, signals).await {
         Ok(Ok(run)) => run,
-        Ok(Err(error)) => return report_error(&error, &mut streams),
+        Ok(Err(error)) => return error.report(&mut streams),
         Err(_) => {
             let text = "error: interrupted before the daemon answered; it may run the tasks";
             streams.err.line(text);
@@ -410,7 +410,7 @@ impl RunControl for DaemonControl {
         let (state_dir, runs, notes) = (self.0.clone(), self.1.cancel(), notes.clone());
         tokio::spawn(async move {
             for run in runs {
-                if let Err(error) = Client::cancel(&state_dir, run).await {
+                if let Err(error) = Client::new(&state_dir).cancel(&run).await {
                     let _ = notes.try_send(format!("the daemon did not cancel the run: {error}"));
                 }
             }
@@ -643,7 +643,7 @@ impl RunDisplay {
     /// Ends because the daemon is gone: shows the tasks that have ended.
     pub(super) fn connection_lost(mut self, error: &ClientError) -> Exit {
         self.summary();
-        let exit = report_error(error, &mut self.streams);
+        let exit = error.report(&mut self.streams);
         self.tell_left();
         exit
     }

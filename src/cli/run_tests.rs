@@ -1,12 +1,11 @@
 //! `run` from its tasks to its exit code, with a small fleet, here and through a daemon.
 
-use tokio_util::sync::CancellationToken;
-
 use super::*;
-use crate::cli::control_client::daemon;
+use crate::cli::listeners::Listeners;
 use crate::cli::streams::Captured;
-use marshal_engine::api::control;
-use marshal_engine::api::reply::Role;
+use crate::cli::supervisor_client::daemon;
+use marshal_engine::api::SupervisorKind;
+use marshal_engine::api::runs::Runs;
 use marshal_engine::api::test_fixtures::{EVIL, FakeFleet, hostile_items, spec};
 use marshal_fleet::FleetEvent;
 use marshal_model::untrusted::is_unsafe;
@@ -76,14 +75,14 @@ impl Setting {
         self.run_output(exit, &out, &err)
     }
 
+    /// Serves the fleet as a daemon does.
+    fn serve(&self, runs: Arc<Runs>) -> Listeners {
+        let kind = SupervisorKind::Daemon;
+        Listeners::open_fake(self.dir.path(), &self.fleet, kind, None, runs)
+    }
+
     async fn there(&mut self, tasks: Vec<TaskSpec>) -> RunOutput {
-        let stop = CancellationToken::new();
-        let listener = control::bind(self.dir.path()).expect("bound");
-        let bounds = control::Bounds::default();
-        let fleet = self.fleet.clone();
-        let runs = Arc::new(control::Runs::default());
-        let serving = control::serve(listener, fleet, Role::Daemon, bounds, runs, stop.clone());
-        let serving = tokio::spawn(serving);
+        let serving = self.serve(Arc::default());
         let client = daemon(self.dir.path())
             .await
             .expect("asked")
@@ -91,8 +90,7 @@ impl Setting {
         let (streams, out, err) = Streams::captured(false);
         let mut signals = Signals::from_channel(self.incoming.take().expect("once"));
         let exit = run_on_daemon(client, self.order(tasks), streams, &mut signals).await;
-        stop.cancel();
-        serving.await.expect("no panic");
+        serving.close().await;
         self.run_output(exit, &out, &err)
     }
 }
@@ -338,20 +336,15 @@ async fn a_run_that_a_daemon_goes_on_with_is_watched_from_its_beginning() {
     let Job::Continue { run, .. } = order.job.clone() else {
         panic!("continue")
     };
-    let runs = Arc::new(control::Runs::default());
+    let runs = Arc::new(Runs::default());
     let ledger = resume_run(&setting.fleet, run).await.expect("taken up");
     runs.insert(&ledger);
-    let stop = CancellationToken::new();
-    let listener = control::bind(setting.dir.path()).expect("bound");
-    let bounds = control::Bounds::default();
-    let fleet = setting.fleet.clone();
-    let serving = control::serve(listener, fleet, Role::Daemon, bounds, runs, stop.clone());
-    tokio::spawn(serving);
+    let serving = setting.serve(runs);
     let client = daemon(setting.dir.path()).await.expect("asked");
     let (streams, out, err) = Streams::captured(false);
     let mut signals = Signals::from_channel(setting.incoming.take().expect("once"));
     let exit = run_on_daemon(client.expect("there"), order, streams, &mut signals).await;
-    stop.cancel();
+    serving.close().await;
     check_whole(&setting.run_output(exit, &out, &err));
 }
 
@@ -393,18 +386,7 @@ async fn results_that_cannot_be_written_are_a_failure() {
 #[tokio::test]
 async fn a_daemon_that_goes_away_leaves_what_is_known() {
     let setting = Setting::new();
-    let stop = CancellationToken::new();
-    let listener = control::bind(setting.dir.path()).expect("bound");
-    let bounds = control::Bounds::default();
-    let fleet = setting.fleet.clone();
-    tokio::spawn(control::serve(
-        listener,
-        fleet,
-        Role::Daemon,
-        bounds,
-        Arc::new(control::Runs::default()),
-        stop.clone(),
-    ));
+    let serving = setting.serve(Arc::default());
     let client = daemon(setting.dir.path())
         .await
         .expect("asked")
@@ -417,7 +399,7 @@ async fn a_daemon_that_goes_away_leaves_what_is_known() {
     let gone = async {
         works.await;
         tokio::time::sleep(Duration::from_millis(150)).await;
-        stop.cancel();
+        serving.close().await;
     };
     let (exit, ()) = tokio::join!(run_on_daemon(client, order, streams, &mut signals), gone);
     assert_eq!(exit, Exit::NoDaemon);

@@ -10,7 +10,7 @@ use percent_encoding::{NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use serde_json::Value;
 
 use super::exit::Exit;
-use super::http_client::{HttpError, request_json};
+use super::http_client::{ClientError, request_json};
 use super::short_ids::{complete_id, short};
 use super::streams::Streams;
 use marshal_journal::IdKind;
@@ -63,11 +63,11 @@ pub struct ListArgs {
 enum Problem {
     /// The id is not one task's.
     Id(String),
-    Http(HttpError),
+    Http(ClientError),
 }
 
-impl From<HttpError> for Problem {
-    fn from(error: HttpError) -> Self {
+impl From<ClientError> for Problem {
+    fn from(error: ClientError) -> Self {
         Self::Http(error)
     }
 }
@@ -102,7 +102,7 @@ pub(super) async fn run(
     }
 }
 
-async fn get(state: &Path, path: &str) -> Result<Value, HttpError> {
+async fn get(state: &Path, path: &str) -> Result<Value, ClientError> {
     request_json(state, Method::GET, path, None).await
 }
 

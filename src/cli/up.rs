@@ -10,7 +10,7 @@ use super::listeners::Listeners;
 use super::run;
 use super::signals::{Signal, Signals};
 use super::streams::Output;
-use marshal_engine::api::control::Runs;
+use marshal_engine::api::runs::Runs;
 use marshal_engine::api::{Fleet, Refusal};
 use marshal_fleet::Stop;
 use marshal_journal::{Journal, StoredRun};
@@ -112,12 +112,12 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::cli::control_client::{Client, daemon};
-    use crate::cli::listeners::{ListenConfig, StateListeners, listen};
+    use crate::cli::listeners::{ListenConfig, listen};
     use crate::cli::streams::{Captured, Streams};
-    use marshal_engine::api::control;
-    use marshal_engine::api::reply::Role;
+    use crate::cli::supervisor_client::{Client, daemon};
+    use marshal_engine::api::SupervisorKind;
     use marshal_engine::api::test_fixtures::{FakeFleet, spec};
+    use marshal_fleet::RunBounds;
 
     struct Daemon {
         dir: tempfile::TempDir,
@@ -136,19 +136,10 @@ mod tests {
         let (mut streams, _, err) = Streams::captured(false);
         let any: SocketAddr = "127.0.0.1:0".parse().expect("address");
         let any = any.into();
-        let http = listen(&any, Role::Daemon, &mut streams.err).await;
-        let control = control::bind(dir.path()).expect("bound");
-        let metrics = Arc::new(|_| "up 1\n".to_owned());
+        let http = listen(&any, SupervisorKind::Daemon, &mut streams.err).await;
         let http = http.expect("bound");
-        let listeners = Listeners::open(
-            &fleet,
-            Role::Daemon,
-            http,
-            control,
-            metrics,
-            StateListeners::default(),
-            Arc::default(),
-        );
+        let kind = SupervisorKind::Daemon;
+        let listeners = Listeners::open_fake(dir.path(), &fleet, kind, http, Arc::default());
         change(&listeners);
         let (sender, receiver) = mpsc::channel(4);
         let serving = fleet.clone();
@@ -207,11 +198,10 @@ mod tests {
     #[tokio::test]
     async fn clients_are_told_the_end_of_their_run() {
         let daemon = daemon_of(FakeFleet::new()).await;
-        let mut client = Client::connect(daemon.dir.path()).await.expect("connected");
-        client
-            .submit(vec![spec("a", "hang")])
-            .await
-            .expect("taken in");
+        let mut client = Client::new(daemon.dir.path());
+        let tasks = [spec("a", "hang")];
+        let submitted = client.submit(&tasks, RunBounds::default()).await;
+        submitted.expect("taken in");
         daemon.signals.send(Signal::Interrupt).await.expect("sent");
         let mut ended = 0;
         while let Ok((item, _)) = client.next().await {
@@ -230,19 +220,19 @@ mod tests {
         let (mut streams, _, err) = Streams::captured(false);
         let any: SocketAddr = "127.0.0.1:0".parse().expect("address");
         let any = any.into();
-        let first = listen(&any, Role::Run, &mut streams.err).await;
+        let first = listen(&any, SupervisorKind::Run, &mut streams.err).await;
         assert!(first.expect("bound").is_some());
         let holder = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
         let taken = holder.local_addr().expect("address");
         assert!(matches!(
-            listen(&taken.into(), Role::Run, &mut streams.err).await,
+            listen(&taken.into(), SupervisorKind::Run, &mut streams.err).await,
             Ok(None)
         ));
-        let ended = listen(&taken.into(), Role::Daemon, &mut streams.err).await;
+        let ended = listen(&taken.into(), SupervisorKind::Daemon, &mut streams.err).await;
         assert_eq!(ended.expect_err("ends"), Exit::CannotStart);
         // Nobody chose that port.
         let default = ListenConfig::from(taken).by_default();
-        let other = listen(&default, Role::Daemon, &mut streams.err).await;
+        let other = listen(&default, SupervisorKind::Daemon, &mut streams.err).await;
         let other = other.expect("bound").and_then(|listener| listener.addr());
         assert_ne!(other.expect("an address"), taken);
         let err_text = err.text();

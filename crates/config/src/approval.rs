@@ -131,8 +131,8 @@ pub(super) fn check_release_resumes(diagnostics: &Diagnostics, pool: &Pool, plac
     }
 }
 
-/// Help for `group:NAME`: a system group cannot reach the control socket, which only its owner can.
-const GROUPS: &str = "the control socket belongs to the supervisor's user alone, so a system group cannot reach it: put a token into the directory approvers of the state directory, give it to the members of the group, and name the token here";
+/// Help for `group:NAME`: a system group cannot reach the socket, which only its owner can.
+const GROUPS: &str = "the socket belongs to the supervisor's user alone, so a system group cannot reach it: put a token into the directory approvers of the state directory, give it to the members of the group, and name the token here";
 
 fn read_approvers(section: &Section<'_>) -> Vec<Approver> {
     let Some(found) = section.texts_like("approvers", PATTERN) else {

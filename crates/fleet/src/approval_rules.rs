@@ -36,10 +36,9 @@ fn parse_approver(who: &str) -> Option<Approver> {
     if let Some(name) = who.strip_prefix("token ") {
         return Approver::new(name);
     }
-    // The control socket and a conversation's client act as the owner.
+    // The supervisor's user on its socket, and a conversation's client, act as the owner.
     let uid = who.strip_prefix("uid ").map(str::parse::<u32>);
-    let is_owner =
-        matches!(uid, Some(Ok(_))) || ["control socket", CONVERSATION_CLIENT].contains(&who);
+    let is_owner = matches!(uid, Some(Ok(_))) || who == CONVERSATION_CLIENT;
     is_owner.then_some(Approver::Owner)
 }
 
@@ -94,13 +93,7 @@ mod tests {
         };
         let session = RememberScope::Session;
         let both = rules(&["owner", "ops"], session);
-        for who in [
-            "uid 0",
-            "control socket",
-            "in the client",
-            "token owner",
-            "token ops",
-        ] {
+        for who in ["uid 0", "in the client", "token owner", "token ops"] {
             assert!(both.accepts_remembered(&by(who, session)), "{who}");
         }
         for who in ["token two", "token ", "uid", "uid ops", "ops", ""] {

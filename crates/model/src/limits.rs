@@ -32,7 +32,7 @@ pub use script_agent::*;
 /// disk serves no more at once, and each thread keeps memory of its own for some time after.
 pub const CONCURRENT_BLOCKING: usize = 4;
 
-/// Threads of the runtime that may block: the fleet's, and as many again for the control socket,
+/// Threads of the runtime that may block: the fleet's, and as many again for clients,
 /// pages of metrics and the journal's end.
 pub const BLOCKING_THREADS: usize = 2 * CONCURRENT_BLOCKING;
 
@@ -68,7 +68,7 @@ pub const fn fleet_memory_bytes(sessions: usize, watchers: usize) -> usize {
         + TERMINALS * (2 * TERMINAL_BYTES + TERMINAL_CHUNK_BYTES);
     let broadcast = BROADCAST_BYTES + BROADCAST_EVENTS * NOTICE_BYTES;
     // A page, and the line that is made of it: of one event of a whole line at worst.
-    let watcher = CATCH_UP_BYTES + LINE_BYTES * PARSED_FACTOR + CONTROL_EVENT_LINE_BYTES;
+    let watcher = CATCH_UP_BYTES + LINE_BYTES * PARSED_FACTOR + CLIENT_EVENT_BYTES;
     sessions * session + broadcast + watchers * watcher + JOURNAL_BATCH_BYTES
 }
 

@@ -475,6 +475,10 @@ string_enum!(
         Chat = "chat",
         /// Pending approvals.
         Approvals = "approvals",
+        /// A run.
+        Run = "run",
+        /// The stderr of a slot's child.
+        Log = "log",
     }
 );
 

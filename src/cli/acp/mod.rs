@@ -2,7 +2,7 @@
 //! conversations.
 //!
 //! Owns the editor's connection and its open sessions. Must not know what a supervisor does with
-//! them: it uses the control socket, also for a fleet in this process.
+//! them: it uses the supervisor's socket, also for a fleet in this process.
 //!
 //! How things end:
 //!
@@ -12,7 +12,7 @@
 //! - The daemon is killed: the editor's prompts end with an error. The next start marks them
 //!   `lost`, and the session can be loaded again.
 //! - The editor does not read: the output queue is bounded. When it is full, the connection is not
-//!   read any more, and the supervisor drops it after `CONTROL_TIMEOUT`.
+//!   read any more, and the supervisor drops it after `CONVERSATION_WRITE_TIMEOUT`.
 
 mod output;
 mod session;
@@ -27,15 +27,14 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::control_client::{Client, ClientError};
+use super::supervisor_client::{Client, ClientError};
 use marshal_engine::api::acp::incoming::{
     self, Incoming, ListParams, OpenParams, Params, PromptParams, RequestId, SessionParams,
     SetMode, SetOption,
 };
 use marshal_engine::api::acp::session_state::ClientCapabilities;
 use marshal_engine::api::acp::{RpcError, content, outgoing};
-use marshal_engine::api::reply::ConversationLine;
-use marshal_engine::api::request::Code;
+use marshal_engine::api::v1::conversations::ConversationItem;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, Setting, UntrustedText};
@@ -276,29 +275,20 @@ impl EditorContext {
 
     fn list(&self, id: &RequestId, params: &Params) -> Result<(), RpcError> {
         let list: ListParams = params.read()?;
-        let after = match list.cursor.as_deref() {
-            None => 0,
-            Some(cursor) => cursor
-                .parse()
-                .map_err(|_| RpcError::invalid_params("the cursor is not valid"))?,
-        };
         let (context, id) = (self.clone(), id.clone());
         let place = self.sessions.reserve()?;
         self.tasks.spawn(async move {
-            let reply = async {
-                let mut client = Client::connect(&context.target.state_dir).await?;
-                client.conversations(&context.target.pool, after).await
-            };
+            let client = Client::new(&context.target.state_dir);
             let result = tokio::select! {
-            result = reply => result,
+                result = client.conversations(&context.target.pool, list.cursor.as_deref()) => result,
                 () = context.editor_gone.cancelled() => return,
             };
             match result {
-                Ok(lines) => {
-                    let result = page(&lines, after, list.cwd.as_deref());
+                Ok((items, next)) => {
+                    let result = page(&items, next, list.cwd.as_deref());
                     context.output.send(outgoing::reply(&id, &result)).await;
                 }
-                Err(error) => context.fail(&id, &rpc(error)).await,
+                Err(error) => context.fail(&id, &rpc(&error)).await,
             }
             drop(place);
         });
@@ -307,32 +297,36 @@ impl EditorContext {
 }
 
 /// One page of `session/list`.
-fn page(found: &[ConversationLine], after: u32, cwd: Option<&str>) -> serde_json::Value {
-    let shown = |of: &&ConversationLine| cwd.is_none_or(|cwd| cwd == of.directory);
-    let session = |of: &ConversationLine| {
+fn page(found: &[ConversationItem], next: Option<String>, cwd: Option<&str>) -> serde_json::Value {
+    let shown = |of: &&ConversationItem| cwd.is_none_or(|cwd| cwd == of.directory);
+    let session = |of: &ConversationItem| {
         let mut session = json!({"sessionId": of.session, "cwd": of.directory});
         let title = of.title.as_deref().map(UntrustedText::from);
         if let Some(title) = title.as_ref().and_then(incoming::session_title) {
             session["title"] = title.into();
         }
-        if let Ok(at) = jiff::Timestamp::from_microsecond(of.at_us) {
-            session["updatedAt"] = at.to_string().into();
-        }
+        session["updatedAt"] = of.prompted_at.clone().into();
         session
     };
     let sessions: Vec<_> = found.iter().filter(shown).map(session).collect();
     let mut result = json!({ "sessions": sessions });
-    let count = u32::try_from(found.len()).unwrap_or(u32::MAX);
-    if count >= limits::CONVERSATION_PAGE {
-        result["nextCursor"] = after.saturating_add(count).to_string().into();
+    if let Some(next) = next {
+        result["nextCursor"] = next.into();
     }
     result
 }
 
 /// Converts an error of the supervisor's client into an error of the protocol.
-fn rpc(error: ClientError) -> RpcError {
+fn rpc(error: &ClientError) -> RpcError {
     match error {
-        ClientError::Refused(failure) if failure.code != Code::Stopping => failure.into(),
+        ClientError::Refused { status, .. } => {
+            let code = match status.as_u16() {
+                400 | 422 => RpcError::INVALID_PARAMS,
+                404 => RpcError::RESOURCE_NOT_FOUND,
+                _ => RpcError::INTERNAL_ERROR,
+            };
+            RpcError::new(code, error.to_string())
+        }
         other => RpcError::internal_error(other.to_string()),
     }
 }

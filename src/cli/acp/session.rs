@@ -6,20 +6,24 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt as _, StreamExt as _};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
 use serde_json::json;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
 
 use super::sessions::{SessionCommand, SessionHandle};
 use super::{Client, ClientError, EditorContext, rpc};
 use marshal_engine::api::acp::incoming::RequestId;
 use marshal_engine::api::acp::session_state::{SessionState, WorkspaceRoots};
 use marshal_engine::api::acp::{RpcError, outgoing, permission, update};
-use marshal_engine::api::control::{LineReader, LineWriter};
 use marshal_engine::api::conversation_protocol::{
     self, ClientMessage, PermissionRequestView, ServerMessage,
 };
 use marshal_engine::api::json_lines;
-use marshal_engine::api::reply::{self, Reply};
 use marshal_engine::api::run_stream::RunStreamItem;
 use marshal_fleet::FleetEvent;
 use marshal_model::limits;
@@ -28,6 +32,9 @@ use marshal_model::{
     DecidedBy, Decision, Event, PermissionRequestId, SessionId, Setting, TaskId, TaskOutcome,
     TurnOutcome, UntrustedText,
 };
+
+/// The connection of one conversation.
+type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
 /// How a session is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,16 +77,21 @@ async fn run_session(
 ) {
     let place = opening.permit;
     let opened = async {
-        let mut client = Client::connect(&context.target.state_dir).await?;
-        let (pool, directory) = (context.target.pool.clone(), opening.directory.clone());
-        let session = client.open(pool, directory, opening.session).await?;
-        Ok::<_, ClientError>((client, session))
+        let client = Client::new(&context.target.state_dir);
+        let (pool, directory) = (&context.target.pool, &opening.directory);
+        let socket = client.open(pool, directory, opening.session.as_ref());
+        let (writer, mut reader) = socket.await?.split();
+        match read_line(&mut reader).await? {
+            ServerLine::Message(ServerMessage::Opened { session }) => {
+                Ok::<_, ClientError>((writer, reader, session))
+            }
+            _ => Err(ClientError::Lost("unexpected answer".to_owned())),
+        }
     };
-    let (client, session) = match opened.await {
+    let (writer, reader, session) = match opened.await {
         Ok(opened) => opened,
-        Err(error) => return context.fail(&opening.id, &rpc(error)).await,
+        Err(error) => return context.fail(&opening.id, &rpc(&error)).await,
     };
-    let (reader, writer) = client.into_lines().split();
     let (to_server, messages) = mpsc::channel(limits::CONVERSATION_QUEUE);
     let writing = tokio::spawn(write(writer, messages));
     let (handle, commands, cancel) = SessionHandle::new(opening.directory);
@@ -125,7 +137,7 @@ async fn run_session(
             context.sessions.remove(session.as_str());
             editor_session.finish(ended).await;
         }
-        Err(error) => context.fail(&opening.id, &rpc(error)).await,
+        Err(error) => context.fail(&opening.id, &rpc(&error)).await,
     }
     writing.abort();
     drop(place);
@@ -133,13 +145,13 @@ async fn run_session(
 
 /// Writes the editor's messages, in a separate task: if the supervisor does not read, receiving
 /// from it must go on.
-async fn write(mut writer: LineWriter, mut messages: mpsc::Receiver<ClientMessage>) {
+async fn write(
+    mut writer: SplitSink<Socket, Message>,
+    mut messages: mpsc::Receiver<ClientMessage>,
+) {
     while let Some(message) = messages.recv().await {
-        if writer
-            .send(conversation_protocol::write_client_message(&message))
-            .await
-            .is_err()
-        {
+        let text = conversation_protocol::write_client_message(&message);
+        if writer.send(Message::text(text)).await.is_err() {
             return; // The reading side reports the error.
         }
     }
@@ -149,7 +161,7 @@ async fn write(mut writer: LineWriter, mut messages: mpsc::Receiver<ClientMessag
 struct EditorSession<'a> {
     context: &'a EditorContext,
     session: String,
-    reader: LineReader,
+    reader: SplitStream<Socket>,
     to_server: mpsc::Sender<ClientMessage>,
     /// The editor's requests that wait for the end of a prompt, by the prompt's number.
     prompts: HashMap<u64, RequestId>,
@@ -182,31 +194,38 @@ enum ServerLine {
     Other,
 }
 
-impl EditorSession<'_> {
-    async fn read_line(&mut self) -> Result<ServerLine, ClientError> {
-        let lost = |why: &str| ClientError::Lost(why.to_owned());
-        let line = self.reader.next(None).await?;
-        let line = line.ok_or_else(|| lost("it closed the connection"))?;
-        let line = String::from_utf8(line).map_err(|_| lost("a line is not UTF-8"))?;
-        if let Some(message) = conversation_protocol::read_server_message(&line) {
-            return Ok(ServerLine::Message(message));
+/// Reads the next line of the supervisor.
+async fn read_line(reader: &mut SplitStream<Socket>) -> Result<ServerLine, ClientError> {
+    let lost = |why: &str| ClientError::Lost(why.to_owned());
+    let line = loop {
+        match reader.next().await {
+            Some(Ok(Message::Text(line))) => break line,
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+            None | Some(Ok(Message::Close(_))) => return Err(lost("it closed the connection")),
+            Some(Ok(_)) => return Err(lost("a message is not text")),
+            Some(Err(error)) => return Err(lost(&error.to_string())),
         }
-        match json_lines::read_item(&line) {
-            Ok(Some(RunStreamItem::Notice(FleetEvent::SessionEvents { events, .. }))) => {
-                Ok(ServerLine::Events(events))
-            }
-            Ok(_) => Ok(ServerLine::Other),
-            Err(error) => match reply::read_reply(&line) {
-                Some(Reply::Failed(failure)) => Err(ClientError::Refused(failure)),
-                _ => Err(lost(&error.to_string())),
-            },
-        }
+    };
+    if let Some(message) = conversation_protocol::read_server_message(&line) {
+        return match message {
+            ServerMessage::Failed { message } => Err(lost(&message)),
+            message => Ok(ServerLine::Message(message)),
+        };
     }
+    match json_lines::read_item(&line) {
+        Ok(Some(RunStreamItem::Notice(FleetEvent::SessionEvents { events, .. }))) => {
+            Ok(ServerLine::Events(events))
+        }
+        Ok(_) => Ok(ServerLine::Other),
+        Err(error) => Err(lost(&error.to_string())),
+    }
+}
 
+impl EditorSession<'_> {
     /// Receives the history of the session.
     async fn replay_history(&mut self) -> Result<(), ClientError> {
         loop {
-            match self.read_line().await? {
+            match read_line(&mut self.reader).await? {
                 ServerLine::Message(ServerMessage::CaughtUp) => break,
                 ServerLine::Events(events) => {
                     for event in events.iter() {
@@ -230,7 +249,7 @@ impl EditorSession<'_> {
     /// Waits until the agent has reported its capabilities, or does not before the first prompt.
     async fn wait_started(&mut self) -> Result<(), ClientError> {
         loop {
-            match self.read_line().await? {
+            match read_line(&mut self.reader).await? {
                 ServerLine::Message(ServerMessage::Started) => return Ok(()),
                 ServerLine::Events(events) => {
                     for event in events.iter().map(|event| &event.event) {
@@ -262,7 +281,7 @@ impl EditorSession<'_> {
                     None => return Ok(()),
                 },
                 () = cancel.notified() => self.handle_command(SessionCommand::Cancel).await,
-                line = self.read_line() => match line? {
+                line = read_line(&mut self.reader) => match line? {
                     ServerLine::Message(ServerMessage::Closed) => return Ok(()),
                     ServerLine::Message(message) => self.handle_message(message).await,
                     ServerLine::Events(events) => {
@@ -354,7 +373,9 @@ impl EditorSession<'_> {
                     None => self.reply(&id, &json!({})).await,
                 }
             }
-            ServerMessage::CaughtUp
+            ServerMessage::Opened { .. }
+            | ServerMessage::Failed { .. }
+            | ServerMessage::CaughtUp
             | ServerMessage::Started
             | ServerMessage::Roots { .. }
             | ServerMessage::Closed => {}
@@ -427,7 +448,7 @@ impl EditorSession<'_> {
             || RpcError::internal_error("the session was closed"),
             |error| {
                 tracing::warn!(session = %self.session, %error, "a session ended with an error");
-                rpc(error)
+                rpc(&error)
             },
         );
         let sets = std::mem::take(&mut self.pending_settings).into_values();

@@ -4,8 +4,7 @@
 
 use std::path::Path;
 
-use super::super::control_client::ClientError;
-use super::super::http_client::{EventStream, HttpError, stream};
+use super::super::http_client::{ClientError, EventStream, stream};
 use marshal_model::limits;
 
 /// How often a stream is reopened without receiving an event: a daemon may take time to restart.
@@ -56,15 +55,15 @@ impl<'a> ChatStream<'a> {
     /// Fetches the current end of the chat, if the stream starts there.
     ///
     /// # Errors
-    /// [`HttpError`]
-    pub(super) async fn begin(&mut self) -> Result<(), HttpError> {
+    /// [`ClientError`]
+    pub(super) async fn begin(&mut self) -> Result<(), ClientError> {
         if !self.is_new {
             return Ok(());
         }
         let path = format!("{}/events?shape=enveloped&after={END}", self.path);
         let mut events = stream(self.state, &path, None).await?;
         let first = events.next().await?;
-        let lost = || HttpError::Client(ClientError::Lost("the stream ended at once".to_owned()));
+        let lost = || ClientError::Lost("the stream ended at once".to_owned());
         self.last = Some(first.and_then(|event| event.id).ok_or_else(lost)?);
         self.events = Some(events);
         self.is_new = false;
@@ -74,8 +73,8 @@ impl<'a> ChatStream<'a> {
     /// The next event's data.
     ///
     /// # Errors
-    /// The last [`HttpError`], after the stream could not be reopened often enough.
-    pub(super) async fn next(&mut self) -> Result<String, HttpError> {
+    /// The last [`ClientError`], after the stream could not be reopened often enough.
+    pub(super) async fn next(&mut self) -> Result<String, ClientError> {
         loop {
             let Some(events) = &mut self.events else {
                 if self.cuts > 0 {

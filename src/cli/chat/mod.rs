@@ -18,7 +18,7 @@ use self::chat_stream::ChatStream;
 use self::lines::{Line, Lines};
 use super::approvals::{self, AnswerArgs};
 use super::exit::Exit;
-use super::http_client::{HttpError, post_idempotent, request_json};
+use super::http_client::{ClientError, post_idempotent, request_json};
 use super::prompt::{show_event, text};
 use super::signals::{Signal, Signals};
 use super::streams::Streams;
@@ -228,7 +228,7 @@ impl ChatSession<'_> {
             Err(error) => {
                 self.last = error.report(self.streams);
                 // A refused message does not end an existing chat.
-                let is_refused = matches!(error, HttpError::Refused { .. });
+                let is_refused = matches!(error, ClientError::Refused { .. });
                 return if self.chat_stream.is_some() && is_refused {
                     NextStep::Continue
                 } else {
@@ -283,7 +283,7 @@ impl ChatSession<'_> {
     }
 
     /// Sends the message exactly once; returns its turn, or `None` if the user left.
-    async fn send(&mut self, message: &str) -> Result<Option<String>, HttpError> {
+    async fn send(&mut self, message: &str) -> Result<Option<String>, ClientError> {
         let key = new_run_id().map_or_else(|_| String::new(), |id| id.to_string());
         let mut tries = 0;
         loop {
@@ -396,7 +396,7 @@ impl ChatSession<'_> {
                 }
                 // It has ended already.
                 Ok(None) => {}
-                Err(error) => drop(super::control_client::report_error(&error, self.streams)),
+                Err(error) => drop(error.report(self.streams)),
             }
             self.approvals.pop_front();
         }
@@ -437,7 +437,7 @@ impl ChatSession<'_> {
         let answered =
             approvals::answer(self.state, &args, decision, self.json, self.streams).await;
         if let Err(error) = answered {
-            let _ = super::control_client::report_error(&error, self.streams);
+            let _ = error.report(self.streams);
         }
         self.show_next_approval().await;
     }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::PlanJob;
-use crate::cli::control_client::{Client, ClientError};
 use crate::cli::run::ItemSource;
+use crate::cli::supervisor_client::{Client, ClientError};
 use marshal_engine::api::run_stream::{Ledger, RunStream, RunStreamItem, new_run_id};
 use marshal_engine::api::{Fleet, Refusal};
 use marshal_fleet::RunBounds;
@@ -51,8 +51,8 @@ impl<F: Fleet> Executor<F> {
                 Ok((run, ItemSource::Local(Box::new(stream))))
             }
             Self::Daemon(state) => {
-                let mut client = Client::connect(state).await.map_err(StartError::Client)?;
-                let run = client.submit_within(tasks, bounds).await;
+                let mut client = Client::new(state);
+                let run = client.submit(&tasks, bounds).await;
                 Ok((
                     run.map_err(StartError::Client)?,
                     ItemSource::Daemon(Box::new(client)),
@@ -76,11 +76,8 @@ impl<F: Fleet> Executor<F> {
                 Ok(ItemSource::Local(Box::new(stream)))
             }
             Self::Daemon(state) => {
-                let mut client = Client::connect(state).await.map_err(StartError::Client)?;
-                client
-                    .watch(run.clone())
-                    .await
-                    .map_err(StartError::Client)?;
+                let mut client = Client::new(state);
+                client.watch(run).await.map_err(StartError::Client)?;
                 Ok(ItemSource::Daemon(Box::new(client)))
             }
         }
@@ -94,7 +91,7 @@ impl<F: Fleet> Executor<F> {
             Self::Daemon(state) => {
                 let (state, run) = (state.clone(), run.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = Client::cancel(&state, run).await {
+                    if let Err(error) = Client::new(&state).cancel(&run).await {
                         tracing::warn!(%error, "the daemon did not cancel the run");
                     }
                 });
@@ -111,7 +108,7 @@ impl<F: Fleet> Executor<F> {
                 done.map_err(|error| error.to_string())
             }
             Self::Daemon(state) => {
-                let done = Client::cancel_task(state, &plan.pool, run, task).await;
+                let done = Client::new(state).cancel_task(run, task).await;
                 done.map_err(|error| error.to_string())
             }
         };

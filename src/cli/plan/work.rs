@@ -17,7 +17,6 @@ use super::executor::{Executor, StartError, StreamResult};
 use super::file::{FileError, PlanText};
 use super::output::{ITEM_WIDTH, PlanOutput, Step};
 use super::plan_state::{PlanStateFile, item_of, prefix};
-use crate::cli::control_client::{Client, ClientError};
 use crate::cli::exit::Exit;
 use crate::cli::policy_watch::Watch;
 use crate::cli::run::{
@@ -26,6 +25,7 @@ use crate::cli::run::{
 };
 use crate::cli::signals::Signals;
 use crate::cli::streams::Streams;
+use crate::cli::supervisor_client::{Client, ClientError};
 use marshal_engine::api::Fleet;
 use marshal_engine::api::run_stream::RunStreamItem;
 use marshal_engine::api::task_rules;

@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
-use crate::cli::control_client::{Client, report_error};
 use crate::cli::event_text::time;
 use crate::cli::exit::Exit;
 use crate::cli::streams::Streams;
+use crate::cli::supervisor_client::Client;
 use marshal_engine::api::policies::{PolicyStatusView, PoolPolicyView, ShadowPolicyView};
 use marshal_model::untrusted::escape_for_display;
 
@@ -29,10 +29,9 @@ pub(in crate::cli) async fn run(
     json: bool,
     streams: &mut Streams,
 ) -> Exit {
-    let reply = async { Client::connect(state).await?.policies(reload).await };
-    let status = match reply.await {
+    let status = match Client::new(state).policies(reload).await {
         Ok(status) => status,
-        Err(error) => return report_error(&error, streams),
+        Err(error) => return error.report(streams),
     };
     if json {
         let line = serde_json::to_string(&status).unwrap_or_default();

@@ -13,7 +13,7 @@ use super::{base, configuration_file, of_directory, state_of};
 use crate::cli::exit::Exit;
 use crate::cli::trust::{display_path, open_trusted};
 use marshal_config::Config;
-use marshal_engine::api::reply::Role;
+use marshal_engine::api::SupervisorKind;
 use marshal_model::limits;
 
 /// The most projects that a message lists.
@@ -171,7 +171,7 @@ fn of_project<'s>(
     let rank = |it: &&Supervisor| {
         (
             it.project.as_os_str().len(),
-            it.role == Role::Daemon.as_str(),
+            it.role == SupervisorKind::Daemon.as_str(),
         )
     };
     running.iter().filter(contains).max_by_key(rank)

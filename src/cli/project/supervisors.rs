@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::base;
-use marshal_engine::api::reply::Role;
+use marshal_engine::api::SupervisorKind;
 use marshal_sandbox::state_dir::{self, StateDir};
 
 /// The file in a state directory that says whose it is.
@@ -30,7 +30,7 @@ pub(in crate::cli) struct Supervisor {
     pub(in crate::cli) state_dir: PathBuf,
     /// Its configuration file; `None` for the built-in configuration.
     pub(in crate::cli) configuration: Option<PathBuf>,
-    /// What kind of supervisor it is, a [`Role`].
+    /// What kind of supervisor it is, a [`SupervisorKind`].
     pub(in crate::cli) role: String,
     /// Its process id.
     pub(in crate::cli) pid: u32,
@@ -65,7 +65,7 @@ pub(in crate::cli) fn register(
     project: &Path,
     state: &StateDir,
     configuration: Option<&Path>,
-    role: Role,
+    role: SupervisorKind,
 ) -> Option<Registration> {
     let pid = std::process::id();
     let entry = Supervisor {

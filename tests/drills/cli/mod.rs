@@ -49,7 +49,7 @@ fn up(drill: &Drill) -> Running {
     let running = drill.start(&["up"]);
     eventually(Duration::from_secs(60), "the daemon is ready", || {
         drill.log("stderr.log").contains("listening on http://") && {
-            drill.state().join("control.sock").exists() && drill.get("/readyz").0 == 200
+            drill.state().join("http.sock").exists() && drill.get("/readyz").0 == 200
         }
     });
     running
@@ -239,7 +239,7 @@ fn the_daemon_serves_its_pages_and_ends_at_sigterm() {
         "{page}"
     );
     assert_eq!(drill.get("/nothing").0, 404);
-    assert!(drill.state().join("control.sock").exists());
+    assert!(drill.state().join("http.sock").exists());
     exits(&drill.run(&["restart", "demo/0"]), 0, &[]);
     exits(&drill.run(&["restart", "demo/9"]), 2, &["demo/9"]);
     exits(&drill.run(&["logs", "demo/0"]), 0, &[]);
@@ -247,7 +247,7 @@ fn the_daemon_serves_its_pages_and_ends_at_sigterm() {
     running.signal("TERM");
     assert_eq!(running.wait(Duration::from_secs(60)), Some(0));
     assert!(
-        !drill.state().join("control.sock").exists(),
+        !drill.state().join("http.sock").exists(),
         "the socket is removed"
     );
     assert!(drill.agents().is_empty());

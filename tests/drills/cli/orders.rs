@@ -29,7 +29,7 @@ fn a_pool_waits_and_shrinks_as_it_is_told() {
         0,
         &["demo: paused, 2 of 2 slots"],
     );
-    assert_eq!(flow(&drill), "tasks wait: paused");
+    assert_eq!(flow(&drill), "paused");
     let running = drill.start(&["run", "--results", "r.jsonl", "say hi"]);
     // Its task waits, and is done when tasks begin again.
     eventually(LONG, "the task waits", || {

@@ -195,7 +195,7 @@ fn a_run_asks_only_where_it_is_told_to() {
         "r.jsonl",
         UNDECIDED_PROMPT,
     ]);
-    eventually(LONG, "the control socket is there", || {
+    eventually(LONG, "the socket is there", || {
         drill.run(&["--json", "approvals", "ls"]).code == Some(0)
     });
     let ask = waiting(&drill, 1).remove(0);

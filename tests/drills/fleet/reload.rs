@@ -2,7 +2,7 @@
 //! them or none.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 
@@ -397,16 +397,18 @@ fn what_waits_for_a_person_is_judged_by_the_policy_of_then() {
     assert_eq!(counts(&result(&drill, working)), (1, 0));
 }
 
-/// The control socket, spoken to by hand: a process for each request would be slow.
+/// The socket, spoken to by hand: a process for each request would be slow.
 fn reload(drill: &Drill, times: usize, each: impl Fn(usize)) {
-    let stream = UnixStream::connect(drill.state().join("control.sock")).expect("connected");
-    let mut lines = BufReader::new(stream.try_clone().expect("cloned")).lines();
-    let mut stream = stream;
     for number in 0..times {
         each(number);
-        writeln!(stream, r#"{{"v":1,"op":"reload"}}"#).expect("sent");
-        let reported = lines.next().expect("a line").expect("read");
-        assert!(reported.contains("\"ok\":\"policies\""), "{reported}");
+        let stream = UnixStream::connect(drill.state().join("http.sock"));
+        let mut stream = stream.expect("connected");
+        let request =
+            "POST /api/v1/policies/reload HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n";
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut reported = String::new();
+        stream.read_to_string(&mut reported).expect("an answer");
+        assert!(reported.starts_with("HTTP/1.0 200"), "{reported}");
     }
 }
 

@@ -2,7 +2,7 @@
 //! recovered.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -68,20 +68,34 @@ pub(crate) fn up(drill: &Drill) -> Running {
     let running = drill.start(&["up"]);
     eventually(Duration::from_secs(60), "the daemon is ready", || {
         drill.log("stderr.log").contains("listening on http://")
-            && drill.state().join("control.sock").exists()
+            && drill.state().join("http.sock").exists()
             && drill.get("/readyz").0 == 200
     });
     running
 }
 
+/// A request to the socket, by hand. HTTP/1.0: the body has no chunks.
+fn request(state: &Path, head: &str, body: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(state.join("http.sock")).expect("connected");
+    let length = body.len();
+    write!(
+        stream,
+        "{head} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .expect("sent");
+    stream
+}
+
 /// Hands one task over by hand, and is told everything of it.
 fn submit(state: &Path, id: &str, prompt: &str) -> UnixStream {
-    let mut stream = UnixStream::connect(state.join("control.sock")).expect("connected");
-    let line = json!({
-        "v": 1, "op": "submit", "tasks": [{ "id": id, "prompt": prompt }], "watch": true,
-    });
-    writeln!(stream, "{line}").expect("sent");
-    stream
+    let body = json!({"tasks": [{"id": id, "prompt": prompt}]}).to_string();
+    let mut answer = String::new();
+    let mut stream = request(state, "POST /api/v1/runs", &body);
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+    let run: Value = serde_json::from_str(body).expect(body);
+    let run = run["run"].as_str().expect(body);
+    request(state, &format!("GET /api/v1/runs/{run}/events"), "")
 }
 
 #[test]
@@ -187,7 +201,12 @@ fn read_all(stream: UnixStream) -> (BTreeMap<String, Vec<u64>>, usize, bool) {
         .set_read_timeout(Some(Duration::from_secs(180)))
         .expect("timeout");
     for line in BufReader::new(stream).lines() {
-        let line: Value = serde_json::from_str(&line.expect("a line")).expect("JSON");
+        let line = line.expect("a line");
+        // The head, the names of events and the blank lines between them.
+        let Some(data) = line.strip_prefix("data: ") else {
+            continue;
+        };
+        let line: Value = serde_json::from_str(data).expect("JSON");
         match line["type"].as_str() {
             Some("event") => {
                 let id = line["id"].as_str().and_then(|id| id.split_once('-'));

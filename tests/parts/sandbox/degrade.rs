@@ -161,7 +161,7 @@ fn each_child_that_goes_without_is_counted() {
         stream.read_to_string(&mut text).unwrap();
         text
     };
-    let socket = host.dir.path().join("state/control.sock");
+    let socket = host.dir.path().join("state/http.sock");
     // It is there a moment before somebody listens at it.
     while UnixStream::connect(&socket).is_err() {
         assert!(began.elapsed() < Duration::from_secs(30), "no socket");

@@ -16,12 +16,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::approval_events::{ApprovalSubscribers, ConnectionDeadline};
 use super::approvals::{self, AnswerReceiptView, ApprovalView};
+use super::failure::{Code, Failure};
 use super::guard::{Role, RouteRoles, RouteScope, with_guard};
 use super::http::{problem, with_connection_close};
-use super::request::{Code, Failure};
 use super::service::Fleet;
-use super::tokens::Tokens;
-use marshal_config::Approver;
+use super::tokens::{Caller, Tokens};
 use marshal_model::PermissionRequestId;
 use marshal_model::limits;
 
@@ -76,15 +75,19 @@ pub(super) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response
         .into_response()
 }
 
-fn failed(failure: &Failure) -> Response {
-    let status = match failure.code {
+/// The status of an answer that failed.
+pub(super) const fn failure_status(failure: &Failure) -> StatusCode {
+    match failure.code {
         Code::NoSuchApproval => StatusCode::NOT_FOUND,
         Code::ApprovalEnded => StatusCode::CONFLICT,
         Code::NotPermitted => StatusCode::FORBIDDEN,
         Code::BadRequest => StatusCode::BAD_REQUEST,
-        _ => StatusCode::SERVICE_UNAVAILABLE,
-    };
-    problem(status, &failure.message)
+        Code::Refused => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+fn failed(failure: &Failure) -> Response {
+    problem(failure_status(failure), &failure.message)
 }
 
 fn approval_not_found() -> Response {
@@ -143,7 +146,7 @@ async fn get_one<F: Fleet>(
 
 async fn answer<F: Fleet>(
     State(app): State<RoutesState<F>>,
-    Extension(approver): Extension<Approver>,
+    Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     approval: Result<UrlPath<String>, PathRejection>,
     body: Body,
@@ -176,8 +179,9 @@ async fn answer<F: Fleet>(
         Ok(answer) => answer,
         Err(failure) => return failed(&failure),
     };
-    let who = format!("token {approver}");
-    match app.fleet.answer(answer.into_request(approver, who)).await {
+    let who = caller.recorded_as();
+    let answer = answer.into_request(caller.approver, who);
+    match app.fleet.answer(answer).await {
         Ok(answered) => json(StatusCode::OK, &AnswerReceiptView::from_receipt(&answered)),
         Err(error) => failed(&approvals::answer_failure(&error)),
     }

@@ -1,12 +1,12 @@
-//! Approvals, as clients of the control socket and of HTTP see and answer them.
+//! Approvals, as clients see and answer them.
 //!
-//! Owns the wire format, for both sides. Requests are read strictly, replies leniently. Must not
-//! know sockets.
+//! Owns the wire format, for both sides. Answers are read strictly, views leniently. Must not know
+//! how they are carried.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::request::{Code, Failure, VERSION};
+use super::failure::{Code, Failure};
 use marshal_config::Approver;
 use marshal_fleet::{AnswerError, AnswerReceipt, AnswerRequest};
 use marshal_journal::{ApprovalAnswer, StoredApproval};
@@ -16,23 +16,6 @@ use marshal_model::{Decision, PermissionRequestId, RememberScope, UntrustedText}
 
 /// The maximum width of a summary, in columns.
 const SUMMARY: usize = 300;
-
-/// A request of a client about approvals.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ApprovalOp {
-    /// List the pending approvals.
-    List {
-        /// List the ended approvals instead, newest first.
-        ended: bool,
-    },
-    /// Show one approval with all details.
-    Show {
-        /// The approval's id.
-        id: PermissionRequestId,
-    },
-    /// Answer an approval.
-    Answer(Answer),
-}
 
 /// An approver's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +34,18 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// Writes the body of the answer.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let line = AnswerLine {
+            digest: self.digest.clone(),
+            decision: Some(self.decision.to_string()),
+            reason: self.reason.as_ref().map(|text| text.raw().to_owned()),
+            remember: Some(self.remember.to_string()),
+        };
+        serde_json::to_value(line).unwrap_or_default()
+    }
+
     /// Adds the approver to the answer.
     #[must_use]
     pub fn into_request(self, approver: Approver, who: String) -> AnswerRequest {
@@ -80,71 +75,11 @@ struct AnswerLine {
     remember: Option<String>,
 }
 
-/// The wire format of a request.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ApprovalLine {
-    v: u32,
-    op: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    ended: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    approval: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    digest: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    decision: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    remember: Option<String>,
-}
-
 fn bad(message: &str) -> Failure {
     Failure::new(Code::BadRequest, escape_for_display(message, 300))
 }
 
-/// Returns whether an op belongs to this module.
-#[must_use]
-pub fn is_approvals_op(op: &str) -> bool {
-    matches!(op, "approvals" | "approval" | "answer")
-}
-
-/// Parses a request of the control socket.
-///
-/// # Errors
-/// [`Failure`] to send back.
-pub fn read(text: &str) -> Result<ApprovalOp, Failure> {
-    let line: ApprovalLine = serde_json::from_str(text).map_err(|error| bad(&error.to_string()))?;
-    let fields = AnswerLine {
-        digest: line.digest,
-        decision: line.decision,
-        reason: line.reason,
-        remember: line.remember,
-    };
-    let nothing = [
-        &fields.digest,
-        &fields.decision,
-        &fields.reason,
-        &fields.remember,
-    ];
-    let says_nothing = nothing.iter().all(|of| of.is_none());
-    let approval = line.approval.as_deref().map(id).transpose()?;
-    match (line.op.as_str(), approval, line.ended, says_nothing) {
-        ("approvals", None, ended, true) => Ok(ApprovalOp::List {
-            ended: ended.unwrap_or(false),
-        }),
-        ("approval", Some(approval), None, true) => Ok(ApprovalOp::Show { id: approval }),
-        ("answer", Some(approval), None, false) => {
-            Ok(ApprovalOp::Answer(answer(approval, fields)?))
-        }
-        _ => Err(bad(
-            "the operations are: approvals with ended; approval with approval; answer with approval, digest, decision, reason and remember",
-        )),
-    }
-}
-
-/// Parses the body of an answer over HTTP.
+/// Parses the body of an answer.
 ///
 /// # Errors
 /// [`Failure`] to send back.
@@ -155,10 +90,6 @@ pub fn read_answer(approval: PermissionRequestId, body: &[u8]) -> Result<Answer,
     }
     let fields = serde_json::from_slice(body).map_err(|error| bad(&error.to_string()))?;
     answer(approval, fields)
-}
-
-fn id(text: &str) -> Result<PermissionRequestId, Failure> {
-    PermissionRequestId::new(text).map_err(|error| bad(&error.to_string()))
 }
 
 fn answer(approval: PermissionRequestId, fields: AnswerLine) -> Result<Answer, Failure> {
@@ -188,41 +119,6 @@ fn answer(approval: PermissionRequestId, fields: AnswerLine) -> Result<Answer, F
             .map(UntrustedText::new),
         remember,
     })
-}
-
-/// Writes a request of the control socket, without its newline.
-#[must_use]
-pub fn write(request: &ApprovalOp) -> String {
-    let mut line = ApprovalLine {
-        v: VERSION,
-        op: String::new(),
-        ended: None,
-        approval: None,
-        digest: None,
-        decision: None,
-        reason: None,
-        remember: None,
-    };
-    line.op = match request {
-        ApprovalOp::List { ended } => {
-            line.ended = Some(*ended);
-            "approvals"
-        }
-        ApprovalOp::Show { id } => {
-            line.approval = Some(id.to_string());
-            "approval"
-        }
-        ApprovalOp::Answer(answer) => {
-            line.approval = Some(answer.id.to_string());
-            line.digest.clone_from(&answer.digest);
-            line.decision = Some(answer.decision.to_string());
-            line.reason = answer.reason.as_ref().map(|text| text.raw().to_owned());
-            line.remember = Some(answer.remember.to_string());
-            "answer"
-        }
-    }
-    .to_owned();
-    serde_json::to_string(&line).unwrap_or_default()
 }
 
 /// An approval, as clients see it. Texts from the agent are untrusted.
@@ -447,72 +343,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_survive_a_round_trip_and_others_are_told_what_is_wrong() {
+    fn answers_survive_a_round_trip_and_others_are_told_what_is_wrong() {
         let approval = PermissionRequestId::new("a-1").expect("id");
-        for request in [
-            ApprovalOp::List { ended: true },
-            ApprovalOp::Show {
-                id: approval.clone(),
-            },
-            ApprovalOp::Answer(Answer {
+        for answer in [
+            Answer {
                 id: approval.clone(),
                 digest: Some("00".to_owned()),
                 decision: Decision::Deny,
                 reason: Some(UntrustedText::from("no \u{1b}")),
                 remember: RememberScope::Turn,
-            }),
-            ApprovalOp::Answer(Answer {
+            },
+            Answer {
                 id: approval.clone(),
                 digest: None,
                 decision: Decision::Allow,
                 reason: None,
                 remember: RememberScope::Never,
-            }),
+            },
         ] {
-            let line = write(&request);
-            assert_eq!(read(&line), Ok(request), "{line}");
+            let body = answer.to_json().to_string();
+            let read = read_answer(approval.clone(), body.as_bytes());
+            assert_eq!(read, Ok(answer), "{body}");
         }
-        for (line, part) in [
-            (r#"{"v":1,"op":"approval"}"#, "the operations are"),
+        for (body, part) in [
+            (r#"{"digest":7,"decision":"allow"}"#, "invalid type"),
+            (r#"{"digest":"0","decision":"ask"}"#, "decision"),
             (
-                r#"{"v":1,"op":"approvals","approval":"a"}"#,
-                "the operations are",
-            ),
-            (r#"{"v":1,"op":"approval","approval":"../a"}"#, "must match"),
-            (
-                r#"{"v":1,"op":"answer","approval":"a"}"#,
-                "the operations are",
-            ),
-            (
-                r#"{"v":1,"op":"answer","approval":"a","digest":7,"decision":"allow"}"#,
-                "invalid type",
-            ),
-            (
-                r#"{"v":1,"op":"answer","approval":"a","digest":"0","decision":"ask"}"#,
-                "decision",
-            ),
-            (
-                r#"{"v":1,"op":"answer","approval":"a","digest":"0","decision":"deny","remember":"x"}"#,
+                r#"{"digest":"0","decision":"deny","remember":"x"}"#,
                 "remember",
             ),
+            (r#"{"digest":"0","x":1}"#, "unknown field"),
             (
-                r#"{"v":1,"op":"answer","approval":"a","digest":"0","x":1}"#,
+                r#"{"digest":"0","decision":"allow","approval":"b"}"#,
                 "unknown field",
             ),
+            (r#"["0","allow"]"#, "not a JSON object"),
         ] {
-            let failure = read(line).expect_err(line);
-            assert!(failure.message.contains(part), "{line}: {failure}");
+            let failure = read_answer(approval.clone(), body.as_bytes()).expect_err(body);
+            assert!(failure.message.contains(part), "{body}: {failure}");
         }
         let body = br#"{"digest":"0","decision":"allow"}"#;
-        let read = read_answer(approval.clone(), body).expect("an answer");
+        let read = read_answer(approval, body).expect("an answer");
         assert_eq!(read.remember, RememberScope::Never);
-        assert!(read_answer(approval.clone(), b"[\"0\",\"allow\"]").is_err());
-        assert!(
-            read_answer(
-                approval,
-                br#"{"digest":"0","decision":"allow","approval":"b"}"#
-            )
-            .is_err()
-        );
     }
 }

@@ -1,17 +1,22 @@
-//! The protocol of a conversation over the control socket, version 1: after `open`, both sides send
-//! lines of this form until one of them closes.
+//! The protocol of a conversation, version 1: both sides send messages of this form over a WebSocket
+//! until one of them closes it. Events of the session are lines of [`super::json_lines`] in between.
 //!
 //! Owns the wire format, for both sides. Client messages are read strictly, server messages
 //! leniently. Must not know sockets, or how a client uses the messages.
 
 use serde::{Deserialize, Serialize};
 
-use super::request::{Code, Failure, VERSION};
+use super::failure::{Code, Failure};
 use super::task_rules;
 use marshal_fleet::{ApprovalRequest, ApproverReply, TaskReport};
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
-use marshal_model::{PermissionRequestId, Setting, SettingValue, TaskOutcome, UntrustedText};
+use marshal_model::{
+    PermissionRequestId, SessionId, Setting, SettingValue, TaskOutcome, UntrustedText,
+};
+
+/// The version of the messages.
+const VERSION: u32 = 1;
 
 /// A message of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +51,16 @@ pub enum ClientMessage {
 /// A message to a client, in addition to the session's events.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ServerMessage {
+    /// The conversation is open; the first message of all.
+    Opened {
+        /// Its session.
+        session: SessionId,
+    },
+    /// The conversation ends, because a message was malformed or the supervisor stops.
+    Failed {
+        /// The reason; safe to display.
+        message: String,
+    },
     /// All events from before the conversation was opened have been sent.
     CaughtUp,
     /// A prompt was refused.
@@ -69,7 +84,7 @@ pub enum ServerMessage {
     /// The session's first child is ready and its startup events have been sent, or it will not
     /// start before the first prompt. Sent once, after [`ServerMessage::CaughtUp`].
     Started,
-    /// The roots of the workspace; the first message of all.
+    /// The roots of the workspace; follows [`ServerMessage::Opened`].
     Roots {
         /// The path in the agent's sandbox.
         inside: String,
@@ -280,7 +295,7 @@ pub fn read_client_message(line: &[u8]) -> Result<ClientMessage, Failure> {
     let line: ClientLine = serde_json::from_slice(line).map_err(|error| bad(&error.to_string()))?;
     if line.v != VERSION {
         let message = format!("this supervisor speaks version {VERSION}");
-        return Err(Failure::new(Code::BadVersion, message));
+        return Err(Failure::new(Code::BadRequest, message));
     }
     let ClientLine {
         op,
@@ -346,6 +361,12 @@ fn parse_setting(
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum ServerLine {
+    Opened {
+        session: String,
+    },
+    Failed {
+        message: String,
+    },
     CaughtUp,
     PromptRefused {
         n: u64,
@@ -378,6 +399,12 @@ enum ServerLine {
 #[must_use]
 pub fn write_server_message(message: &ServerMessage) -> String {
     let line = match message {
+        ServerMessage::Opened { session } => ServerLine::Opened {
+            session: session.to_string(),
+        },
+        ServerMessage::Failed { message } => ServerLine::Failed {
+            message: message.clone(),
+        },
         ServerMessage::CaughtUp => ServerLine::CaughtUp,
         ServerMessage::PromptRefused { n, message } => ServerLine::PromptRefused {
             n: *n,
@@ -411,6 +438,12 @@ pub fn write_server_message(message: &ServerMessage) -> String {
 #[must_use]
 pub fn read_server_message(line: &str) -> Option<ServerMessage> {
     Some(match serde_json::from_str(line).ok()? {
+        ServerLine::Opened { session } => ServerMessage::Opened {
+            session: SessionId::new(&session).ok()?,
+        },
+        ServerLine::Failed { message } => ServerMessage::Failed {
+            message: escape_for_display(&message, 1000),
+        },
         ServerLine::CaughtUp => ServerMessage::CaughtUp,
         ServerLine::PromptRefused { n, message } => ServerMessage::PromptRefused {
             n,

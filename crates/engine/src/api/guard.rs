@@ -34,7 +34,7 @@ pub type RouteRoles = &'static [(Method, &'static str, Role)];
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Peer {
     /// The supervisor's user or root, on the Unix socket; the kernel reports the uid.
-    Owner,
+    Owner(u32),
     /// Anyone who can reach the TCP address.
     Address {
         /// The remote address.
@@ -48,7 +48,7 @@ impl Peer {
     /// Whether the peer may be on another host.
     pub(super) fn is_beyond_loopback(self) -> bool {
         match self {
-            Self::Owner => false,
+            Self::Owner(_) => false,
             Self::Address { local, .. } => !local.ip().to_canonical().is_loopback(),
         }
     }
@@ -114,7 +114,6 @@ async fn authorize(State(guard): State<Guard>, mut request: Request, next: Next)
     {
         return forbidden(&caller, needed);
     }
-    request.extensions_mut().insert(caller.approver.clone());
     request.extensions_mut().insert(caller);
     run_to_completion(request, next).await
 }
@@ -142,7 +141,7 @@ pub(super) struct RequestCredentials {
 impl RequestCredentials {
     /// Whether the kernel says who asks, and no token.
     fn is_owner(self) -> bool {
-        matches!(self.peer, Some(Peer::Owner))
+        matches!(self.peer, Some(Peer::Owner(_)))
     }
 
     pub(super) fn from_request(request: &Request) -> Self {
@@ -160,10 +159,10 @@ pub(super) async fn identify(
 ) -> Result<Caller, Response> {
     let now = Instant::now();
     let remote = match asker.peer {
-        Some(Peer::Owner) => {
+        Some(Peer::Owner(uid)) => {
             let admitted = tokens.rates().admit_caller("the socket", None, now);
             return admitted
-                .map(|()| Caller::owner())
+                .map(|()| Caller::by_owner(Some(uid)))
                 .map_err(too_many_requests);
         }
         Some(Peer::Address { remote, .. }) => remote,

@@ -121,6 +121,7 @@ impl Bounds {
     pub fn for_socket() -> Self {
         Self {
             connections: limits::HTTP_SOCKET_CONNECTIONS,
+            stream_life: limits::HTTP_SOCKET_STREAM_LIFETIME,
             ..Self::default()
         }
     }

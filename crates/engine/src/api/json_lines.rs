@@ -1,4 +1,4 @@
-//! Live events and reports as JSON: the lines of `--json`, of the control socket's streams and of
+//! Live events and reports as JSON: the lines of `--json`, of the streams of runs and of
 //! `--results`.
 //!
 //! Owns their format, version 1, for writing and reading. Reading is strict about what it needs and

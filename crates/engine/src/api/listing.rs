@@ -1,94 +1,49 @@
-//! The list of pools and slots on the control socket.
+//! Pools and slots, as clients see them.
 //!
-//! Owns its format, for both sides. Must not know sockets. The values are words and numbers;
-//! whoever displays them escapes untrusted text.
+//! Owns their format, for both sides. The values are words and numbers; whoever displays them
+//! escapes untrusted text.
 
 use serde::{Deserialize, Serialize};
 
+use super::v1::time;
 use marshal_fleet::{PoolView, SlotView};
-use marshal_model::PoolPhase;
 
-/// The current pools and slots.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Listing {
-    /// The pools, by name.
-    pub pools: Vec<PoolLine>,
-    /// The slots, by pool and number.
-    pub slots: Vec<SlotLine>,
-}
-
-/// One pool.
+/// A pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PoolLine {
+pub struct Pool {
     /// Its name.
     pub pool: String,
+    /// The number of slots that receive tasks.
+    pub size: u16,
+    /// The number of slots.
+    pub slots: u16,
+    /// Whether tasks start: a word of [`marshal_model::PoolPhase`].
+    pub flow: String,
     /// The launcher of its children, as in the configuration.
     pub launcher: String,
     /// The sandbox profile; `None` if the launcher uses none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,
     /// The network access, as in the configuration.
     pub network: String,
     /// The name of its policy.
     pub policy: String,
-    /// The pool's phase and width, if an operator changed them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub flow: Option<String>,
     /// The number of tasks that have not ended.
     pub tasks: usize,
     /// The number of pending approvals.
     pub approvals: usize,
     /// The sandbox layers that this host does not support.
-    #[serde(default)]
     pub lacks: Vec<String>,
     /// The weaknesses of its configured sandbox, one phrase each.
-    #[serde(default)]
     pub weak: Vec<String>,
 }
 
-/// One slot.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct SlotLine {
-    /// Its name, as `demo/0`.
-    pub slot: String,
-    /// Its state.
-    pub state: String,
-    /// The process id of its child; `None` without a child.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// When the child was started: seconds since the Unix epoch.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub started_at: Option<f64>,
-    /// The current task.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub task: Option<String>,
-    /// The current session.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub session: Option<String>,
-    /// Why it is parked or waits before its next start.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
-    /// The exit code of its last child; 128 plus the number of the signal that ended it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_exit_code: Option<i32>,
-}
-
-impl Listing {
-    /// Creates a listing of a fleet.
-    #[must_use]
-    pub fn new(pools: Vec<PoolView>, slots: Vec<SlotView>) -> Self {
+impl Pool {
+    pub(super) fn from_view(view: PoolView) -> Self {
         Self {
-            pools: pools.into_iter().map(PoolLine::from_view).collect(),
-            slots: slots.into_iter().map(SlotLine::from_view).collect(),
-        }
-    }
-}
-
-impl PoolLine {
-    fn from_view(view: PoolView) -> Self {
-        Self {
-            flow: describe_orders(&view),
             pool: view.name.to_string(),
+            size: view.width,
+            slots: view.size,
+            flow: view.phase.to_string(),
             launcher: view.launcher.to_string(),
             sandbox: view.sandbox,
             network: view.network.to_string(),
@@ -101,28 +56,42 @@ impl PoolLine {
     }
 }
 
-/// Describes the orders of operators that apply to a pool; `None` if there are none.
-fn describe_orders(view: &PoolView) -> Option<String> {
-    let mut words = Vec::new();
-    if view.phase != PoolPhase::Running {
-        words.push(format!("tasks wait: {}", view.phase));
-    }
-    if view.width != view.size {
-        words.push(format!(
-            "{} of {} slots receive tasks",
-            view.width, view.size
-        ));
-    }
-    (!words.is_empty()).then(|| words.join("; "))
+/// A slot.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    /// Its name, as `demo/0`.
+    pub slot: String,
+    /// Its pool.
+    pub pool: String,
+    /// Its number in the pool.
+    pub number: u16,
+    /// Its state: a word of [`marshal_model::SlotState`].
+    pub state: String,
+    /// The process id of its child; `None` without a child.
+    pub pid: Option<u32>,
+    /// When the child was started, as RFC 3339.
+    pub started_at: Option<String>,
+    /// The current task.
+    pub task: Option<String>,
+    /// The current session.
+    pub session: Option<String>,
+    /// Why it is parked or waits before its next start.
+    pub note: Option<String>,
+    /// The exit code of its last child; 128 plus the number of the signal that ended it.
+    pub last_exit_code: Option<i32>,
 }
 
-impl SlotLine {
-    fn from_view(view: SlotView) -> Self {
+impl Slot {
+    pub(super) fn from_view(view: SlotView) -> Self {
+        #[allow(clippy::cast_possible_truncation, reason = "a time of this century")]
+        let started_at = view.started_at.map(|at| time((at * 1e6) as i64));
         Self {
             slot: view.slot.to_string(),
+            pool: view.slot.pool.to_string(),
+            number: view.slot.index,
             state: view.state.to_string(),
             pid: view.pid,
-            started_at: view.started_at,
+            started_at,
             task: view.task.map(|task| task.to_string()),
             session: view.session.map(|session| session.to_string()),
             note: view.note,

@@ -1,4 +1,4 @@
-//! The policies of the pools, as the control socket and HTTP show them.
+//! The policies of the pools, as clients see them.
 //!
 //! Owns the format, for both sides. Errors of policies are already safe to display.
 

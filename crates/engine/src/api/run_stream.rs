@@ -12,6 +12,7 @@ use tokio::sync::{broadcast, mpsc, watch};
 
 use super::catch_up::{CatchUpStep, Positions};
 use super::history::History;
+use super::service::Fleet;
 use marshal_fleet::{FleetEvent, TaskReport};
 use marshal_model::limits;
 use marshal_model::{IdError, RunId, SessionId, SlotId, TaskId};
@@ -33,6 +34,8 @@ pub struct Ledger {
     resumed_count: usize,
     reports: Mutex<Vec<Arc<TaskReport>>>,
     state: watch::Sender<LedgerState>,
+    /// The live events since before the run was submitted, for its first watcher.
+    first_notices: Mutex<Option<broadcast::Receiver<FleetEvent>>>,
 }
 
 /// Whether a run is complete.
@@ -71,9 +74,29 @@ impl Ledger {
             resumed_count: ended.len(),
             reports: Mutex::new(ended),
             state: watch::Sender::new(LedgerState::Open),
+            first_notices: Mutex::new(None),
         });
         tokio::spawn(Arc::clone(&ledger).fill(reports));
         ledger
+    }
+
+    /// Keeps live events, subscribed before the run was submitted, for the first watcher. They are
+    /// dropped if none comes within [`limits::RUN_WATCH_TIMEOUT`].
+    pub fn keep_notices(self: &Arc<Self>, notices: broadcast::Receiver<FleetEvent>) {
+        *self.lock_notices() = Some(notices);
+        let kept = Arc::downgrade(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(limits::RUN_WATCH_TIMEOUT).await;
+            if let Some(ledger) = kept.upgrade() {
+                ledger.lock_notices().take();
+            }
+        });
+    }
+
+    fn lock_notices(&self) -> std::sync::MutexGuard<'_, Option<broadcast::Receiver<FleetEvent>>> {
+        self.first_notices
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn fill(self: Arc<Self>, mut incoming: mpsc::Receiver<Arc<TaskReport>>) {
@@ -100,6 +123,11 @@ impl Ledger {
     /// Returns the number of the run's tasks.
     pub fn total(&self) -> usize {
         self.total
+    }
+
+    /// Returns the number of tasks that have ended.
+    pub fn ended(&self) -> usize {
+        self.lock().len()
     }
 
     /// Whether the run is complete: no more reports will arrive.
@@ -176,6 +204,18 @@ impl RunStream {
             has_lagged: false,
             history,
         }
+    }
+
+    /// Joins a run that was submitted before: with all of its live events if they were kept, else
+    /// with the stored events from its beginning if `past` is set.
+    #[must_use]
+    pub fn join<F: Fleet>(fleet: &F, ledger: Arc<Ledger>, past: bool) -> Self {
+        let kept = ledger.lock_notices().take();
+        let is_first = kept.is_some();
+        let notices = kept.unwrap_or_else(|| fleet.subscribe());
+        let mut stream = Self::new(notices, ledger, fleet.history());
+        stream.has_lagged = past && !is_first;
+        stream
     }
 
     /// Returns the run's id.

@@ -18,6 +18,18 @@ use marshal_journal::StoredApproval;
 use marshal_model::{PermissionRequestId, PoolName, RunId, SlotId, TaskId, TaskSpec};
 use marshal_telemetry::labels::ReloadCause;
 
+marshal_model::string_enum!(
+    /// The kind of a supervisor.
+    SupervisorKind {
+        /// It accepts tasks from all clients that may connect.
+        Daemon = "daemon",
+        /// It runs one list of tasks and then exits.
+        Run = "run",
+        /// It serves conversations until the editor that started it exits.
+        Editor = "editor",
+    }
+);
+
 /// Why tasks were refused. None of them was stored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {

@@ -1,4 +1,4 @@
-//! Validates tasks from all sources: files, arguments, the control socket, HTTP.
+//! Validates tasks from all sources: files, arguments, HTTP.
 //!
 //! Owns the rules, except those of ids. Each function returns what is wrong and what to do, as a
 //! fragment that follows the key's name. Must not know where the task was written.

@@ -58,16 +58,29 @@ pub struct Caller {
     pub role: Role,
     /// The role applies to approvals only.
     pub approvals_only: bool,
+    /// The uid that the kernel reports of a caller on the Unix socket; `None` for a token.
+    pub uid: Option<u32>,
 }
 
 impl Caller {
-    /// Returns the caller for the supervisor's user.
+    /// Returns the caller for the supervisor's user: with the owner's token, or with this uid on the
+    /// Unix socket.
     #[must_use]
-    pub fn owner() -> Self {
+    pub fn by_owner(uid: Option<u32>) -> Self {
         Self {
             approver: Approver::Owner,
             role: Role::Admin,
             approvals_only: false,
+            uid,
+        }
+    }
+
+    /// Returns the caller as the journal has the approver of an answer.
+    #[must_use]
+    pub fn recorded_as(&self) -> String {
+        match self.uid {
+            Some(uid) => format!("uid {uid}"),
+            None => format!("token {}", self.approver),
         }
     }
 }
@@ -162,7 +175,7 @@ impl Tokens {
                 .fold(0, |all, (a, b)| all | (a ^ b));
             std::hint::black_box(differ) == 0
         };
-        let mut caller = is_same(&self.dir.join(TOKEN_FILE)).then(Caller::owner);
+        let mut caller = is_same(&self.dir.join(TOKEN_FILE)).then(|| Caller::by_owner(None));
         let named = Arc::clone(&self.named.read().unwrap_or_else(PoisonError::into_inner));
         for (name, token) in named.iter() {
             if let Some(approver) = Approver::new(name)
@@ -172,6 +185,7 @@ impl Tokens {
                     approver,
                     role: token.role,
                     approvals_only: false,
+                    uid: None,
                 }));
             }
         }
@@ -186,6 +200,7 @@ impl Tokens {
                     approver,
                     role: Role::Approve,
                     approvals_only: true,
+                    uid: None,
                 }));
             }
         }

@@ -108,6 +108,21 @@ impl UpgradeRequest {
     }
 }
 
+impl UpgradeRequest {
+    /// Accepts the upgrade for messages of both sides, of at most this many bytes each.
+    pub(super) fn accept<R>(
+        self,
+        most: usize,
+        serve: impl FnOnce(WebSocket, ConnectionHandle) -> R + Send + 'static,
+    ) -> Response
+    where
+        R: Future<Output = ()> + Send + 'static,
+    {
+        let upgrade = self.upgrade.max_message_size(most).max_frame_size(most);
+        upgrade.on_upgrade(move |socket| serve(socket, self.connection))
+    }
+}
+
 /// Responds with server-sent events, or with WebSocket messages.
 pub(super) fn respond(
     messages: mpsc::Receiver<Bytes>,

@@ -376,7 +376,7 @@ impl Actor {
             tokio::select! {
                 brought = conversation.next() => match brought {
                     Some(ConversationUpdate::PromptEnded(report)) => return TurnResult::Ended(report),
-                    // Approvals are answered over HTTP or the control socket.
+                    // Approvals are answered over HTTP.
                     Some(_) => {}
                     None => return TurnResult::FleetGone,
                 },

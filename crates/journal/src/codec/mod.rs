@@ -1,5 +1,5 @@
 //! Events as versioned JSON: the `body` column of the journal, and the lines of `run --json` and of
-//! the control socket's `watch`.
+//! a client that watches a run.
 //!
 //! Owns the persisted form and its version. The types of `model` may change freely; the bodies in
 //! `body.rs` may not, and the golden file of every version stays readable. Must not know SQLite.

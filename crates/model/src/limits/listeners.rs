@@ -1,4 +1,4 @@
-//! What listens for people and programs: the control socket, editors, HTTP, file planes.
+//! What listens for people and programs: clients, editors, HTTP, file planes.
 //!
 //! As in `limits.rs`, each has its unit and its reason.
 
@@ -6,22 +6,21 @@ use std::time::Duration;
 
 use super::{APPROVALS_PER_SESSION, LINE_BYTES, STORE_CONTENT_BYTES};
 
-/// How long a client's lines may wait for the control socket, and their size in bytes.
-pub const CONTROL_LINE_BYTES: usize = 16 << 20;
+/// The size of a request that submits a run, and of a message in a conversation, in bytes.
+pub const RUN_BODY_BYTES: usize = 16 << 20;
 
-/// The longest line that a client of the control socket takes, in bytes: an event of
-/// [`LINE_BYTES`] in JSON, where a control byte takes six.
-pub const CONTROL_EVENT_LINE_BYTES: usize = 6 * LINE_BYTES + (1 << 20);
+/// The longest event that a client of the HTTP socket takes, in bytes: an event of [`LINE_BYTES`]
+/// in JSON, where a control byte takes six.
+pub const CLIENT_EVENT_BYTES: usize = 6 * LINE_BYTES + (1 << 20);
 
-/// Clients of the control socket at the same time; one more is asked to retry.
-pub const CONTROL_CONNECTIONS: usize = 64;
+/// How long a client of a conversation may leave a message unread before it is dropped.
+pub const CONVERSATION_WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a client of the control socket may take for one request, and how long it may leave
-/// what it is told unread, before it is dropped.
-pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the live events of a new run are kept for the client that will watch it.
+pub const RUN_WATCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Ended runs that a client of the daemon can still watch.
-pub const CONTROL_ENDED_RUNS: usize = 8;
+pub const ENDED_RUNS: usize = 8;
 
 /// What is told of permission requests and waits for one client: beyond it a permission request is denied. Each open one
 /// ([`APPROVALS_PER_SESSION`]) is told twice.
@@ -115,6 +114,9 @@ pub const HTTP_STREAMS: usize = 4096;
 
 /// How long a stream of events may last; then its client reconnects with its token.
 pub const HTTP_STREAM_LIFETIME: Duration = Duration::from_secs(3600);
+
+/// The same on the socket, where there is no token: longer than any run.
+pub const HTTP_SOCKET_STREAM_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// When a client should retry if all streams are in use.
 pub const HTTP_STREAM_RETRY: Duration = Duration::from_secs(5);

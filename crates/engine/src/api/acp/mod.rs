@@ -11,8 +11,6 @@ pub mod session_state;
 pub mod tool_call;
 pub mod update;
 
-use crate::api::request::{Code, Failure};
-
 /// The protocol version.
 pub const VERSION: u32 = 1;
 
@@ -69,16 +67,5 @@ impl RpcError {
             Self::RESOURCE_NOT_FOUND,
             format!("there is no session {shown} here; open or load it first"),
         )
-    }
-}
-
-impl From<Failure> for RpcError {
-    fn from(failure: Failure) -> Self {
-        let code = match failure.code {
-            Code::BadDirectory => Self::INVALID_PARAMS,
-            Code::NoSuchSession => Self::RESOURCE_NOT_FOUND,
-            _ => Self::INTERNAL_ERROR,
-        };
-        Self::new(code, failure.message)
     }
 }

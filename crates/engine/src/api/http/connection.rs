@@ -67,7 +67,7 @@ impl ConnectionHandle {
 impl ConnectionServer {
     pub(super) async fn serve(self, came: Accepted, tls: Option<Tls>) {
         match came {
-            Accepted::Socket(stream) => self.serve_stream(stream, Peer::Owner).await,
+            Accepted::Socket(stream, uid) => self.serve_stream(stream, Peer::Owner(uid)).await,
             Accepted::Stranger(stream, why) => {
                 let refused = move || {
                     let why = why.clone();
@@ -76,7 +76,7 @@ impl ConnectionServer {
                 let pages = Router::new().fallback(refused);
                 let this = Self { pages, ..self };
                 // The reply is the same for every client.
-                this.serve_stream(stream, Peer::Owner).await;
+                this.serve_stream(stream, Peer::Owner(0)).await;
             }
             Accepted::Address(stream, peer) => {
                 let Some(tls) = tls else {

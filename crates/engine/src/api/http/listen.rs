@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
 use super::tls::Tls;
-use crate::api::control::socket;
 use crate::api::guard::Peer;
+use crate::api::unix_socket;
 
 /// The socket's name in the state directory.
 pub const SOCKET: &str = "http.sock";
@@ -60,14 +60,14 @@ pub struct Listener {
 #[derive(Debug)]
 pub(super) enum Endpoint {
     Address(TcpListener, SocketAddr),
-    Socket(socket::Listener),
+    Socket(unix_socket::Listener),
 }
 
 /// An accepted connection.
 pub(super) enum Accepted {
     Address(TcpStream, Peer),
-    /// From the supervisor's user or root, on the socket.
-    Socket(UnixStream),
+    /// From the supervisor's user or root, on the socket, with the uid.
+    Socket(UnixStream, u32),
     /// From another user, on the socket, with the reason for its rejection.
     Stranger(UnixStream, String),
 }
@@ -126,9 +126,9 @@ pub async fn bind(addr: SocketAddr) -> Result<Listener, BindError> {
 /// Creates `STATE/http.sock` with mode 0600. The caller holds the state directory's lock.
 ///
 /// # Errors
-/// [`socket::BindError`].
-pub fn bind_socket(state_dir: &Path) -> Result<Listener, socket::BindError> {
-    let socket = socket::bind_as(state_dir, SOCKET)?;
+/// [`unix_socket::BindError`].
+pub fn bind_socket(state_dir: &Path) -> Result<Listener, unix_socket::BindError> {
+    let socket = unix_socket::bind(state_dir, SOCKET)?;
     Ok(Listener {
         endpoint: Endpoint::Socket(socket),
         tls: None,
@@ -167,7 +167,7 @@ impl Endpoint {
                 let (stream, _) = socket.unix.accept().await?;
                 let own = rustix::process::geteuid().as_raw();
                 let why = match stream.peer_cred().map(|peer| peer.uid()) {
-                    Ok(uid) if uid == own || uid == 0 => return Ok(Accepted::Socket(stream)),
+                    Ok(uid) if uid == own || uid == 0 => return Ok(Accepted::Socket(stream, uid)),
                     Ok(uid) => format!(
                         "uid {uid} may not use this socket of a supervisor that runs as uid {own}"
                     ),

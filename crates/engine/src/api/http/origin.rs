@@ -238,7 +238,7 @@ mod tests {
             check(here, &[bad], false);
         }
         check(here, &["http://localhost:7117", "null"], false);
-        check(Peer::Owner, &["null"], false);
-        check(Peer::Owner, &[], true);
+        check(Peer::Owner(0), &["null"], false);
+        check(Peer::Owner(0), &[], true);
     }
 }

@@ -47,6 +47,10 @@ string_enum!(
         Unavailable = "unavailable",
         /// 503: the journal or the store does nothing.
         Outage = "outage",
+        /// 503: the supervisor stops.
+        Stopping = "stopping",
+        /// 409: the supervisor serves only the command that started it.
+        NoDaemon = "no_daemon",
         /// 504
         AgentTimeout = "agent_timeout",
     }
@@ -116,6 +120,14 @@ impl ProblemKind {
             Self::Outage => (
                 "503",
                 "the journal or the store does not answer; the request may still be carried out",
+            ),
+            Self::Stopping => (
+                "503",
+                "the supervisor is stopping: what it accepted goes on at its next start",
+            ),
+            Self::NoDaemon => (
+                "409",
+                "the supervisor runs the tasks of one command, or serves one editor, and takes no others",
             ),
             Self::AgentTimeout => ("504", "the agent did not answer in time"),
         }

@@ -3,15 +3,15 @@
 //!
 //! Must not know what an answer does.
 
-use axum::http::StatusCode;
 use serde_json::Value;
 
 use super::error::ApiError;
 use super::request_context::RequestContext;
 use super::views::{List, respond_ok, to_json_with_times};
 use super::{AppState, HandlerResult};
+use crate::api::approval_routes::failure_status;
 use crate::api::approvals::{self, AnswerReceiptView, ApprovalView};
-use crate::api::request::{Code, Failure};
+use crate::api::failure::Failure;
 use marshal_fleet::FleetHandle;
 use marshal_model::PermissionRequestId;
 
@@ -79,20 +79,13 @@ pub(super) async fn answer(app: AppState, request: RequestContext) -> HandlerRes
     let approval = approval_param(&request)?;
     let answer = approvals::read_answer(approval, request.bytes())
         .map_err(|failure| failure_error(&failure))?;
-    let who = format!("token {}", request.approver);
-    let answered =
-        FleetHandle::answer_approval(&app.fleet, answer.into_request(request.approver, who)).await;
+    let who = request.caller.recorded_as();
+    let answer = answer.into_request(request.caller.approver, who);
+    let answered = FleetHandle::answer_approval(&app.fleet, answer).await;
     let answered = answered.map_err(|error| failure_error(&approvals::answer_failure(&error)))?;
     respond_ok(&AnswerReceiptView::from_receipt(&answered))
 }
 
 fn failure_error(failure: &Failure) -> ApiError {
-    let status = match failure.code {
-        Code::NoSuchApproval => StatusCode::NOT_FOUND,
-        Code::ApprovalEnded => StatusCode::CONFLICT,
-        Code::NotPermitted => StatusCode::FORBIDDEN,
-        Code::BadRequest => StatusCode::BAD_REQUEST,
-        _ => StatusCode::SERVICE_UNAVAILABLE,
-    };
-    ApiError::new(status, failure.message.clone())
+    ApiError::new(failure_status(failure), failure.message.clone())
 }

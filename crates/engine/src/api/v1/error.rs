@@ -63,6 +63,11 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     }
 
+    /// Creates a 503: the supervisor accepts nothing any more.
+    pub(super) fn stopping() -> Self {
+        Self::unavailable("the supervisor is stopping").with_kind(ProblemKind::Stopping)
+    }
+
     pub(super) fn method_not_allowed(routes: &[&Route]) -> Self {
         let mut allow: Vec<&str> = routes.iter().map(|route| route.method.as_str()).collect();
         if allow.contains(&"GET") {

@@ -1,28 +1,25 @@
 //! Streams of server-sent events: of one session, and of the whole fleet.
 //!
-//! Owns the streams: a cursor over the journal that live events wake. A slow subscriber is waited
-//! for a bounded time and blocks nobody else. Must not know how events are stored.
+//! Owns the streams: a cursor over the journal that live events wake. Must not know how events are
+//! stored.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use axum::body::Bytes;
+use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{OwnedSemaphorePermit, broadcast, mpsc};
-use tokio::time::Instant;
 
 use super::error::ApiError;
+use super::event_stream::{self, EventSender};
 use super::request_context::RequestContext;
 use super::{AppState, HandlerResult, fleet, sessions};
 use crate::api::json_lines;
 use crate::api::run_stream::RunStreamItem;
-use crate::api::web_socket;
 use marshal_fleet::FleetEvent;
 use marshal_journal::{Reader, StoredEvent};
 use marshal_model::limits;
-use marshal_model::untrusted::{escape_for_display, escape_json_for_terminal};
+use marshal_model::untrusted::escape_for_display;
 use marshal_model::{EventId, EventKind, PoolName, SessionId};
-use marshal_telemetry::event::http::OpenStream;
 use marshal_telemetry::labels::{StreamEnd, StreamKind};
 
 /// The fleet's stream resumes this long before its cursor, because sessions may have stamped events
@@ -46,9 +43,8 @@ const NOTICES: [&str; 7] = [
 /// The producer of one client's stream.
 struct Subscriber {
     app: AppState,
-    sender: mpsc::Sender<Bytes>,
+    sender: EventSender,
     fleet_events: broadcast::Receiver<FleetEvent>,
-    _permit: OwnedSemaphorePermit,
 }
 
 /// What wakes a stream.
@@ -74,68 +70,27 @@ fn cursor(request: &RequestContext) -> Result<Option<&str>, ApiError> {
     }
 }
 
-/// Opens a stream, which `fill` feeds until the connection reaches its maximum age.
+/// Opens a stream of the live events and what `fill` adds.
 fn open<F, R>(kind: StreamKind, app: AppState, request: RequestContext, fill: F) -> HandlerResult
 where
     F: FnOnce(Subscriber) -> R,
     R: Future<Output = StreamEnd> + Send + 'static,
 {
-    let RequestContext {
-        deadline: until,
-        websocket: socket,
-        ..
-    } = request;
-    let place = Arc::clone(&app.stream_permits).try_acquire_owned();
-    let place = place.map_err(|_| ApiError::unavailable("too many streams are open already"))?;
-    let (sender, receiver) = mpsc::channel(limits::APPROVAL_STREAM_QUEUE);
-    let last = sender.clone();
-    let response = web_socket::respond(receiver, socket, app.stop.clone(), until);
-    let filled = fill(Subscriber {
-        fleet_events: app.fleet.subscribe(),
-        app,
-        sender,
-        _permit: place,
-    });
-    // A stream that ends before its connection does is not an error for its client.
-    let until = until - limits::APPROVAL_STREAM_MARGIN.min(until - Instant::now());
-    let counted = OpenStream::new(kind);
-    tokio::spawn(async move {
-        let again = format!("retry: {}\n\n", limits::APPROVAL_STREAM_RETRY.as_millis());
-        let _ = send_chunk(&last, again).await;
-        let end = tokio::select! {
-            end = filled => end,
-            () = tokio::time::sleep_until(until) => StreamEnd::Expired,
-        };
-        counted.end(end);
-        if end != StreamEnd::Gone {
-            let last_words = format!("event: end\ndata: {{\"why\":\"{end}\"}}\n\n");
-            let _ = send_chunk(&last, last_words).await;
-        }
-    });
-    Ok(response)
+    let (permits, stop) = (Arc::clone(&app.stream_permits), app.stop.clone());
+    event_stream::open(kind, &permits, stop, request, |sender| {
+        fill(Subscriber {
+            fleet_events: app.fleet.subscribe(),
+            app,
+            sender,
+        })
+    })
 }
 
 fn failed(_: ApiError) -> StreamEnd {
     StreamEnd::Failed
 }
 
-async fn send_chunk(sender: &mpsc::Sender<Bytes>, text: String) -> Result<(), StreamEnd> {
-    let sent = sender.send(Bytes::from(text));
-    match tokio::time::timeout(limits::APPROVAL_STREAM_WRITE_TIMEOUT, sent).await {
-        Ok(Ok(())) => Ok(()),
-        _ => Err(StreamEnd::Gone),
-    }
-}
-
 impl Subscriber {
-    /// Sends an event; without an id it does not move the client's cursor.
-    async fn send_event(&self, id: Option<&str>, name: &str, json: &str) -> Result<(), StreamEnd> {
-        let id = id.map_or(String::new(), |id| format!("id: {id}\n"));
-        // Control characters are escaped, so nothing in the JSON can end the line.
-        let json = escape_json_for_terminal(json);
-        send_chunk(&self.sender, format!("{id}event: {name}\ndata: {json}\n\n")).await
-    }
-
     /// Waits until something happened. Sends keepalives meanwhile; each returns `None`, so that the
     /// caller reads the journal too.
     async fn next_wakeup(&mut self) -> Result<Option<Wakeup>, StreamEnd> {
@@ -151,7 +106,7 @@ impl Subscriber {
                 Ok(Some(Wakeup::Drained))
             }
             () = tokio::time::sleep(limits::APPROVAL_STREAM_KEEPALIVE) => {
-                send_chunk(&self.sender, ": nothing new\n\n".to_owned()).await?;
+                self.sender.keep_alive().await?;
                 Ok(None)
             }
             () = self.sender.closed() => Err(StreamEnd::Gone),
@@ -188,7 +143,7 @@ pub(super) async fn stream_session(app: AppState, request: RequestContext) -> Ha
         request,
         move |watcher| async move {
             if let Some(rewound) = rewound
-                && let Err(end) = watcher.send_event(None, "rewound", &rewound).await
+                && let Err(end) = watcher.sender.send(None, "rewound", &rewound).await
             {
                 return end;
             }
@@ -216,7 +171,8 @@ impl Subscriber {
                 at = last.id.seq;
                 for event in page {
                     let (id, kind) = (event.id.to_string(), event.kind.clone());
-                    self.send_event(Some(&id), &kind, &event.into_json())
+                    self.sender
+                        .send(Some(&id), &kind, &event.into_json())
                         .await?;
                 }
             }
@@ -246,7 +202,8 @@ impl Subscriber {
             at = last.id.seq;
             for event in page {
                 let (id, kind) = (event.id.to_string(), event.kind.clone());
-                self.send_event(Some(&id), &kind, &event.into_json())
+                self.sender
+                    .send(Some(&id), &kind, &event.into_json())
                     .await?;
             }
         }
@@ -432,7 +389,8 @@ impl FleetStream {
                 }
                 let (id, kind) = (self.at_us.to_string(), event.kind.clone());
                 self.watcher
-                    .send_event(Some(&id), &kind, &event.into_json())
+                    .sender
+                    .send(Some(&id), &kind, &event.into_json())
                     .await?;
             }
         }
@@ -463,7 +421,7 @@ impl FleetStream {
             FleetEvent::SessionEvents { .. } | FleetEvent::EventsSkipped { .. } => return Ok(()),
         };
         if self.filter.accepts_source(pool, session) && self.filter.accepts_kind(kind) {
-            self.watcher.send_event(None, kind, &line).await?;
+            self.watcher.sender.send(None, kind, &line).await?;
         }
         Ok(())
     }

@@ -391,7 +391,9 @@ pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult
 /// Refuses a file that other programs run or obey, unless the caller administrates the host anyway.
 fn refuse_protected(request: &RequestContext) -> Result<(), ApiError> {
     let path = request.path_param("path");
-    if request.role.satisfies(Role::Admin) || !marshal_policy::guard().is_protected(path, true) {
+    if request.caller.role.satisfies(Role::Admin)
+        || !marshal_policy::guard().is_protected(path, true)
+    {
         return Ok(());
     }
     let detail = "other programs run or obey this file (a setting or hook of git, CI, an editor, a shell or an agent): writing it requires the role admin";
@@ -407,7 +409,7 @@ pub(super) async fn put(app: AppState, request: RequestContext) -> HandlerResult
         base,
         expected_digest: None,
         bytes: put.bytes()?.into(),
-        origin: origin_of(&request.approver),
+        origin: origin_of(&request.caller.approver),
         parents: Parents::Make,
     };
     let written = app
@@ -422,7 +424,7 @@ pub(super) async fn delete(app: AppState, request: RequestContext) -> HandlerRes
     refuse_protected(&request)?;
     let workspace = workspace(&request)?;
     let (base, by_header) = base_of(&request, None)?;
-    let origin = origin_of(&request.approver);
+    let origin = origin_of(&request.caller.approver);
     let deleted = app
         .fleet
         .delete_file(&workspace, request.path_param("path"), base, origin);
@@ -485,7 +487,7 @@ pub(super) async fn restore(app: AppState, request: RequestContext) -> HandlerRe
         &workspace,
         request.path_param("path"),
         of,
-        origin_of(&request.approver),
+        origin_of(&request.caller.approver),
     );
     let version = restored.await;
     let version = version.map_err(|error| change_error(&error, by_header))?;

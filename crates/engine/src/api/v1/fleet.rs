@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ApiError;
 use super::request_context::RequestContext;
-use super::views::{Pool, Slot, respond, respond_ok, respond_page};
+use super::views::{respond, respond_ok, respond_page};
 use super::{AppState, HandlerResult};
-use marshal_fleet::{OperatorError, Readiness};
+use crate::api::listing::{Pool, Slot};
+use marshal_fleet::{OperatorError, Readiness, SlotView};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, PoolPhase, SlotId, SlotState};
 
@@ -114,29 +115,39 @@ pub(super) async fn slots(app: AppState, request: RequestContext) -> HandlerResu
     ))
 }
 
-/// Returns the slot in the path.
-fn slot_of(request: &RequestContext) -> Result<SlotId, ApiError> {
-    let text = format!(
-        "{}/{}",
-        request.path_param("pool"),
-        request.path_param("slot")
-    );
-    SlotId::parse(&text).map_err(|_| no_slot())
+/// Returns the slot in the path; `None` if that is no slot's name.
+pub(super) fn slot_param(request: &RequestContext) -> Option<SlotId> {
+    SlotId::parse(&slot_name(request)).ok()
 }
 
-fn no_slot() -> ApiError {
-    ApiError::not_found("there is no such slot")
+fn slot_name(request: &RequestContext) -> String {
+    let (pool, slot) = (request.path_param("pool"), request.path_param("slot"));
+    format!("{pool}/{slot}")
+}
+
+/// Says that the slot in the path does not exist, and which slots do.
+pub(super) fn no_such_slot(request: &RequestContext, slots: &[SlotView]) -> ApiError {
+    /// The maximum number of names in a message; more would hide the message itself.
+    const NAMED: usize = 8;
+    let names = slots.iter().take(NAMED).map(|view| view.slot.to_string());
+    let more = if slots.len() > NAMED { ", …" } else { "" };
+    ApiError::not_found(format!(
+        "there is no slot {}; the slots are {}{more}",
+        escape_for_display(&slot_name(request), 60),
+        names.collect::<Vec<_>>().join(", ")
+    ))
 }
 
 pub(super) async fn slot(app: AppState, request: RequestContext) -> HandlerResult {
-    let id = slot_of(&request)?;
-    respond_ok(&find_slot(&app, &id)?)
+    respond_ok(&find_slot(&app, &request)?.1)
 }
 
-fn find_slot(app: &AppState, id: &SlotId) -> Result<Slot, ApiError> {
-    let mut views = app.fleet.slots().into_iter();
-    let found = views.find(|view| view.slot == *id);
-    found.map(Slot::from_view).ok_or_else(no_slot)
+fn find_slot(app: &AppState, request: &RequestContext) -> Result<(SlotId, Slot), ApiError> {
+    let views = app.fleet.slots();
+    let id = slot_param(request);
+    let found = views.iter().find(|view| Some(&view.slot) == id.as_ref());
+    let view = found.ok_or_else(|| no_such_slot(request, &views))?.clone();
+    Ok((view.slot.clone(), Slot::from_view(view)))
 }
 
 /// Converts the error of an operator's order.
@@ -185,8 +196,7 @@ pub(super) async fn resize(app: AppState, request: RequestContext) -> HandlerRes
 
 /// Returns before the old child has ended; a client that needs to know reads the slot.
 pub(super) async fn restart(app: AppState, request: RequestContext) -> HandlerResult {
-    let id = slot_of(&request)?;
-    let view = find_slot(&app, &id)?;
+    let (id, view) = find_slot(&app, &request)?;
     let fleet = app.fleet.clone();
     tokio::spawn(async move { drop(fleet.restart(id).await) });
     respond(StatusCode::ACCEPTED, &view)

@@ -15,7 +15,9 @@
 
 mod approvals;
 mod chats;
+pub mod conversations;
 mod error;
+mod event_stream;
 mod events;
 mod files;
 mod fleet;
@@ -27,6 +29,7 @@ mod reload;
 mod request_context;
 mod rounds;
 pub mod routes;
+pub mod runs;
 mod sessions;
 mod supervisor;
 mod tasks;
@@ -55,10 +58,12 @@ use self::error::ApiError;
 use self::journal_reader::JournalReader;
 use self::request_context::RequestContext;
 use self::routes::Route;
+pub(super) use self::views::time;
 use super::approval_events::ConnectionDeadline;
-use super::control::Runs;
 use super::guard::{RouteRoles, RouteScope, with_guard};
 use super::http::Tls;
+use super::runs::Runs;
+use super::service::SupervisorKind;
 use super::tokens::{Caller, Tokens};
 use crate::chat::Chats;
 use marshal_config::Config;
@@ -79,6 +84,8 @@ pub type AgentLister = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
 
 /// Operations on this host, provided by the command line.
 pub struct Host {
+    /// What kind of supervisor this is.
+    pub kind: SupervisorKind,
     /// Lists the agents.
     pub agents: AgentLister,
     /// Shows and applies the overlays of sessions.

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::request_context::{LONGEST_PAGE, RequestContext};
-use super::routes::{NO_BODY, ParamKind, QueryParam, Route, STREAM, all_routes};
+use super::routes::{NO_BODY, ParamKind, QueryParam, Route, STREAM, WEB_SOCKET, all_routes};
 use super::views::respond_ok;
 use super::{AppState, HandlerResult};
 
@@ -52,7 +52,7 @@ fn table() -> String {
 
 fn document() -> Value {
     let mut paths = Map::new();
-    for route in all_routes() {
+    for route in all_routes().filter(|route| route.response.1 != WEB_SOCKET) {
         // A parameter for the rest of a path is one parameter to a client, with its slashes encoded
         // or not.
         let path = route.path.replace("{*", "{");
@@ -95,7 +95,7 @@ fn tag(path: &str) -> &str {
     match (subject, parts.nth(1)) {
         ("workspaces", Some("chats")) => "chats",
         ("workspaces", Some(_)) => "files",
-        ("openapi.json" | "config" | "stop" | "events", _) => "fleet",
+        ("openapi.json" | "config" | "stop" | "events" | "supervisor", _) => "fleet",
         _ => subject,
     }
 }
@@ -236,7 +236,8 @@ mod tests {
         for route in all_routes() {
             assert!(seen.insert(route.name), "{} is there twice", route.name);
             for schema in route.body.iter().chain([&route.response.1]) {
-                let known = [STREAM, NO_BODY].contains(schema) || schemas.contains_key(*schema);
+                let known =
+                    [STREAM, NO_BODY, WEB_SOCKET].contains(schema) || schemas.contains_key(*schema);
                 assert!(known, "{}: no schema {schema}", route.path);
             }
         }

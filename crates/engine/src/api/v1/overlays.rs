@@ -82,7 +82,7 @@ pub(super) async fn diff(app: AppState, request: RequestContext) -> HandlerResul
 pub(super) async fn apply(app: AppState, request: RequestContext) -> HandlerResult {
     let Apply { check, yes, allow } = request.body()?;
     // The policy asks a person, and only callers that may answer approvals count as one.
-    if (yes || !allow.is_empty()) && !request.role.satisfies(Role::Approve) {
+    if (yes || !allow.is_empty()) && !request.caller.role.satisfies(Role::Approve) {
         let detail = "\"yes\" and \"allow\" decide in place of a person: this requires the role admin, which includes approve";
         return Err(ApiError::new(StatusCode::FORBIDDEN, detail));
     }

@@ -58,7 +58,12 @@ pub(super) async fn approve(app: AppState, request: RequestContext) -> HandlerRe
     let (chats, workspace, chat) = chat_params(&app, &request)?;
     let Approve { sha256 } = read(&request)?;
     let decision = ReviewDecision::Approve { sha256 };
-    let chat = chats.review(workspace, chat, request.approver.to_string(), decision);
+    let chat = chats.review(
+        workspace,
+        chat,
+        request.caller.approver.to_string(),
+        decision,
+    );
     let chat = chat.await?;
     respond_ok(&json!({"status": "approved", "chat_id": chat.as_str()}))
 }
@@ -73,7 +78,12 @@ pub(super) async fn reject(app: AppState, request: RequestContext) -> HandlerRes
         return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
     }
     let decision = ReviewDecision::Reject { why: reason };
-    let chat = chats.review(workspace, chat, request.approver.to_string(), decision);
+    let chat = chats.review(
+        workspace,
+        chat,
+        request.caller.approver.to_string(),
+        decision,
+    );
     let chat = chat.await?;
     respond_ok(&json!({"status": "rejected", "chat_id": chat.as_str()}))
 }

@@ -11,11 +11,9 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::error::ApiError;
-use super::routes::{ParamKind, Route, STREAM};
+use super::routes::{ParamKind, Route, STREAM, WEB_SOCKET};
 use crate::api::tokens::Caller;
 use crate::api::web_socket::UpgradeRequest;
-use marshal_config::Approver;
-use marshal_model::Role;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 
@@ -26,9 +24,7 @@ pub(super) const LONGEST_PAGE: u32 = 500;
 
 /// A parsed request.
 pub(super) struct RequestContext {
-    pub(super) approver: Approver,
-    /// The caller's role.
-    pub(super) role: Role,
+    pub(super) caller: Caller,
     pub(super) headers: HeaderMap,
     /// When its connection is closed.
     pub(super) deadline: Instant,
@@ -54,7 +50,7 @@ impl RequestContext {
         let headers = request.headers().clone();
         let (mut parts, body) = request.into_parts();
         let socket = match route.response.1 {
-            STREAM => UpgradeRequest::from_parts(&mut parts)
+            STREAM | WEB_SOCKET => UpgradeRequest::from_parts(&mut parts)
                 .await
                 .map_err(ApiError::bad_request)?,
             _ => None,
@@ -64,8 +60,7 @@ impl RequestContext {
             Some(_) => json_body(&headers, body, route.body_bytes).await?,
         };
         Ok(Self {
-            approver: caller.approver,
-            role: caller.role,
+            caller,
             headers,
             deadline: until,
             websocket: socket,

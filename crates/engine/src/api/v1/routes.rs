@@ -14,8 +14,8 @@ mod files;
 use axum::http::Method;
 
 use super::{
-    Handler, approvals, events, files as pages, fleet, openapi, overlays, reload, sessions,
-    supervisor, tasks,
+    Handler, approvals, conversations, events, files as pages, fleet, openapi, overlays, reload,
+    runs, sessions, supervisor, tasks,
 };
 use marshal_model::limits;
 use marshal_model::{PoolPhase, Role};
@@ -93,6 +93,9 @@ pub struct Route {
 
 /// The `response` schema name of a stream of server-sent events.
 pub const STREAM: &str = "text/event-stream";
+/// The `response` schema name of a route that becomes a WebSocket. The OpenAPI document cannot say
+/// what it carries, and leaves it out.
+pub const WEB_SOCKET: &str = "websocket";
 /// The `response` schema name of a response without a body.
 pub const NO_BODY: &str = "";
 
@@ -290,6 +293,38 @@ static ROUTES: &[Route] = &[
         ..READ_ONLY
     },
     Route {
+        path: "/api/v1/pools/{pool}/conversation",
+        role: Role::Admin,
+        name: "openConversation",
+        summary: "Open a conversation of an editor as a WebSocket; only over the Unix socket",
+        query: &[
+            QueryParam {
+                name: "directory",
+                kind: ParamKind::Text { longest: 4096 },
+                summary: "the client's directory on the host, an absolute path",
+            },
+            QueryParam {
+                name: "session",
+                kind: ParamKind::Text { longest: 128 },
+                summary: "the conversation to load; a new one by default",
+            },
+        ],
+        response: (101, WEB_SOCKET),
+        error_statuses: &[404, 409, 422],
+        handler: |app, request| Box::pin(conversations::open(app, request)),
+        ..READ_ONLY
+    },
+    Route {
+        path: "/api/v1/pools/{pool}/conversations",
+        name: "listConversations",
+        summary: "List the conversations of editors that can be loaded, newest first",
+        query: &[CURSOR],
+        response: (200, "ConversationList"),
+        error_statuses: &[404],
+        handler: |app, request| Box::pin(conversations::list(app, request)),
+        ..READ_ONLY
+    },
+    Route {
         path: "/api/v1/pools/{pool}/drain",
         name: "drainPool",
         summary: "Start no more tasks; running tasks finish, and idle children are stopped",
@@ -321,6 +356,49 @@ static ROUTES: &[Route] = &[
         response: (200, "Pool"),
         handler: |app, request| Box::pin(fleet::set_phase(app, request, PoolPhase::Running)),
         ..MUTATING
+    },
+    Route {
+        path: "/api/v1/runs",
+        name: "submitRun",
+        summary: "Submit tasks as one run; returns when all of them are durable, or none is",
+        body: Some("NewRun"),
+        body_bytes: limits::RUN_BODY_BYTES as u64,
+        response: (202, "Run"),
+        error_statuses: &[409, 422],
+        handler: |app, request| Box::pin(runs::submit_named(app, request)),
+        ..MUTATING
+    },
+    Route {
+        path: "/api/v1/runs/{run}",
+        name: "getRun",
+        summary: "Get a run that goes on, or one of the last that ended",
+        response: (200, "Run"),
+        error_statuses: &[404],
+        handler: |app, request| Box::pin(app.runs().get(request)),
+        ..READ_ONLY
+    },
+    Route {
+        path: "/api/v1/runs/{run}/cancel",
+        name: "cancelRun",
+        summary: "Cancel a run: its running turns end, its waiting tasks are skipped; each still gets a report",
+        response: (202, "Run"),
+        error_statuses: &[404],
+        handler: |app, request| Box::pin(app.runs().cancel(request)),
+        ..MUTATING
+    },
+    Route {
+        path: "/api/v1/runs/{run}/events",
+        name: "streamRun",
+        summary: "Stream a run as server-sent events: the events of its sessions and each report exactly once, then `complete`",
+        query: &[QueryParam {
+            name: "past",
+            kind: ParamKind::Flag,
+            summary: "also the stored events from the run's beginning; true by default",
+        }],
+        response: (200, STREAM),
+        error_statuses: &[404],
+        handler: |app, request| Box::pin(app.runs().stream(request)),
+        ..READ_ONLY
     },
     Route {
         path: "/api/v1/sessions",
@@ -453,6 +531,20 @@ static ROUTES: &[Route] = &[
         ..READ_ONLY
     },
     Route {
+        path: "/api/v1/slots/{pool}/{slot}/logs",
+        name: "getLogs",
+        summary: "Get the stderr of the slot's child as server-sent events, line by line",
+        query: &[QueryParam {
+            name: "follow",
+            kind: ParamKind::Flag,
+            summary: "continue with new lines",
+        }],
+        response: (200, STREAM),
+        error_statuses: &[404],
+        handler: |app, request| Box::pin(app.runs().logs(request)),
+        ..READ_ONLY
+    },
+    Route {
         path: "/api/v1/slots/{pool}/{slot}/restart",
         name: "restartSlot",
         summary: "Stop the slot's child and unpark the slot; its next task starts a new child",
@@ -475,6 +567,14 @@ static ROUTES: &[Route] = &[
         error_statuses: &[],
         handler: |app, request| Box::pin(supervisor::stop(app, request)),
         ..MUTATING
+    },
+    Route {
+        path: "/api/v1/supervisor",
+        name: "getSupervisor",
+        summary: "Get what kind of supervisor this is, its process and the digest of its configuration",
+        response: (200, "Supervisor"),
+        handler: |app, _| Box::pin(app.runs().about()),
+        ..READ_ONLY
     },
     Route {
         path: "/api/v1/tasks",

@@ -15,6 +15,7 @@ use super::views::{List, Session, respond, respond_ok};
 use super::{AppState, HandlerResult, chats};
 use marshal_fleet::{CommandError, CommandRequest};
 use marshal_journal::{SessionQuery, StoredSession};
+use marshal_model::limits;
 use marshal_model::{PoolName, SessionId};
 
 /// How long before its connection's end a client gets the error that the agent has not answered.
@@ -104,13 +105,12 @@ pub(super) async fn command(app: AppState, request: RequestContext) -> HandlerRe
     let (id, row) = find_session(&app, &request).await?;
     let pool = pool(&row)?;
     let CommandBody { command, args } = request.body()?;
-    let by = format!("token {}", request.approver);
+    let by = request.caller.recorded_as();
     let order = CommandRequest { command, args, by };
     let sent = app.fleet.send_command(&pool, id, order);
-    let until = request
-        .deadline
-        .checked_sub(REPLY_MARGIN)
-        .unwrap_or(request.deadline);
+    let longest = tokio::time::Instant::now() + limits::HTTP_STREAM_LIFETIME;
+    let until = request.deadline.min(longest);
+    let until = until.checked_sub(REPLY_MARGIN).unwrap_or(until);
     let reply = tokio::time::timeout_at(until, sent).await.map_err(|_| {
         reply_timeout(
             "the connection reached its time limit before the agent answered; the answer follows as an event of the session",

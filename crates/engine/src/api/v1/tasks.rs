@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::error::ApiError;
@@ -16,18 +16,16 @@ use super::request_context::RequestContext;
 use super::views::{List, Task, respond, respond_ok, task_id};
 use super::{AppState, HandlerResult};
 use crate::api::run_stream::{Ledger, new_run_id};
-use crate::api::task_rules;
+use crate::api::task_body::{TaskBody, TaskFault};
 use marshal_fleet::SubmitError;
 use marshal_journal::{Reader, StoredTask, TaskQuery, codec};
 use marshal_model::untrusted::escape_for_display;
-use marshal_model::{PoolName, RunId, TaskId, TaskRef, TaskSpec, UntrustedText, WorkspaceName};
+use marshal_model::{PoolName, RunId, TaskId, TaskSpec, WorkspaceName};
 
 /// The journal's word for the source of these tasks.
 const COMMAND: &str = "api";
 /// The id of the only task of a run.
 const ONLY_TASK_ID: &str = "1";
-/// The maximum number of tasks in `after`.
-const TASK_AFTER: usize = 64;
 /// The maximum length of an idempotency key.
 const KEY: usize = 200;
 
@@ -92,82 +90,11 @@ pub(super) async fn find_task(
     Ok((run, task, row.ok_or_else(missing)?))
 }
 
-/// The body of a new task. A workspace is given by its name in the configuration, never by a path.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NewTask {
-    prompt: String,
-    #[serde(default)]
-    pool: Option<String>,
-    #[serde(default)]
-    workspace: Option<String>,
-    #[serde(default)]
-    check: Option<Vec<String>>,
-    #[serde(default)]
-    attempts: Option<u64>,
-    #[serde(default)]
-    files: Vec<String>,
-    #[serde(default)]
-    embed: Vec<String>,
-    #[serde(default)]
-    policy_layer: Option<String>,
-    #[serde(default)]
-    priority: Option<i64>,
-    #[serde(default)]
-    after: Vec<String>,
-}
-
 #[derive(Serialize)]
 struct SubmittedTask {
     id: String,
     run: String,
     task: &'static str,
-}
-
-impl NewTask {
-    fn spec(self) -> Result<TaskSpec, (&'static str, String)> {
-        task_rules::check_prompt(&self.prompt).map_err(|e| ("prompt", e))?;
-        let pool = self.pool.as_deref().map(PoolName::new).transpose();
-        let pool = pool.map_err(|error| ("pool", escape_for_display(&error.to_string(), 200)))?;
-        let attempts = self.attempts.map(task_rules::check_attempts).transpose();
-        task_rules::check_files(&self.files).map_err(|e| ("files", e))?;
-        task_rules::check_files(&self.embed).map_err(|e| ("embed", e))?;
-        if let Some(name) = &self.policy_layer {
-            task_rules::check_policy_layer(name).map_err(|e| ("policy_layer", e))?;
-        }
-        if let Some(check) = &self.check {
-            task_rules::check_argv(check).map_err(|e| ("check", e))?;
-        }
-        let priority = task_rules::check_priority(Some(self.priority.unwrap_or(0)));
-        if self.after.len() > TASK_AFTER {
-            let why = format!(
-                "names {} tasks; the limit is {TASK_AFTER}",
-                self.after.len()
-            );
-            return Err(("after", why));
-        }
-        let after = self.after.iter().map(|item| TaskRef::parse(item));
-        let after: Result<Vec<_>, _> = after.collect();
-        let bad = |_| {
-            (
-                "after",
-                "contains an invalid task id; give RUN:TASK".to_owned(),
-            )
-        };
-        Ok(TaskSpec {
-            id: TaskId::new(ONLY_TASK_ID).map_err(|error| ("id", error.to_string()))?,
-            prompt: UntrustedText::new(self.prompt),
-            pool,
-            workspace: None,
-            attempts: attempts.map_err(|e| ("attempts", e))?,
-            check: self.check,
-            files: self.files,
-            embedded_files: self.embed,
-            policy_layer: self.policy_layer,
-            priority: priority.map_err(|e| ("priority", e))?,
-            depends_on: after.map_err(bad)?,
-        })
-    }
 }
 
 /// Returns the run id of a task with an idempotency key.
@@ -194,10 +121,15 @@ fn idempotent_run_id(request: &RequestContext) -> Result<Option<RunId>, ApiError
 
 pub(super) async fn submit(app: AppState, request: RequestContext) -> HandlerResult {
     let run = idempotent_run_id(&request)?;
-    let mut wanted: NewTask = request.body()?;
+    let mut wanted: TaskBody = request.body()?;
+    if wanted.id.is_some() {
+        let detail = "key \"id\" belongs to the tasks of a run: POST /api/v1/runs";
+        return Err(ApiError::bad_request(detail));
+    }
     let workspace = wanted.workspace.take();
-    let bad = |(key, why): (&str, String)| ApiError::bad_request(format!("key {key:?} {why}"));
-    let mut spec = wanted.spec().map_err(bad)?;
+    let bad = |(key, why): TaskFault| ApiError::bad_request(format!("key {key:?} {why}"));
+    let id = TaskId::new(ONLY_TASK_ID).map_err(|error| bad(("id", error.to_string())))?;
+    let mut spec = wanted.into_spec(id).map_err(bad)?;
     spec.workspace = match workspace {
         Some(name) => Some(resolve_workspace(&app, &name).await?),
         None => None,
@@ -231,7 +163,7 @@ pub(super) async fn submit(app: AppState, request: RequestContext) -> HandlerRes
 }
 
 /// Returns the path of a configured workspace with all links resolved, as the journal has it.
-async fn resolve_workspace(app: &AppState, name: &str) -> Result<PathBuf, ApiError> {
+pub(super) async fn resolve_workspace(app: &AppState, name: &str) -> Result<PathBuf, ApiError> {
     let refused = |why: &str| {
         let name = escape_for_display(name, 60);
         let detail = format!("key \"workspace\" names {name:?}, {why}");

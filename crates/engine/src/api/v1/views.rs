@@ -15,7 +15,6 @@ use serde_json::{Map, Value};
 
 use super::HandlerResult;
 use crate::api::approval_routes::json;
-use marshal_fleet::{PoolView, SlotView};
 use marshal_journal::{StoredSession, StoredTask, codec};
 
 /// One page of a list.
@@ -55,7 +54,7 @@ pub(super) fn respond_page<T: Serialize>(
 }
 
 /// Formats microseconds since the Unix epoch as RFC 3339.
-pub(super) fn time(at_us: i64) -> String {
+pub(in crate::api) fn time(at_us: i64) -> String {
     let at = jiff::Timestamp::from_microsecond(at_us);
     at.unwrap_or(jiff::Timestamp::UNIX_EPOCH).to_string()
 }
@@ -86,78 +85,6 @@ pub(super) fn add_rfc3339_times(value: Value) -> Value {
 /// Like [`add_rfc3339_times`], for a serializable value.
 pub(super) fn to_json_with_times(body: &impl Serialize) -> Value {
     add_rfc3339_times(serde_json::to_value(body).unwrap_or_default())
-}
-
-/// A pool.
-#[derive(Serialize)]
-pub(super) struct Pool {
-    pub(super) pool: String,
-    /// The number of slots that receive tasks.
-    size: u16,
-    /// The number of slots.
-    slots: u16,
-    flow: String,
-    launcher: String,
-    sandbox: Option<String>,
-    network: String,
-    policy: String,
-    tasks: usize,
-    approvals: usize,
-    lacks: Vec<String>,
-    weak: Vec<String>,
-}
-
-impl Pool {
-    pub(super) fn from_view(view: PoolView) -> Self {
-        Self {
-            pool: view.name.to_string(),
-            size: view.width,
-            slots: view.size,
-            flow: view.phase.to_string(),
-            launcher: view.launcher.to_string(),
-            sandbox: view.sandbox,
-            network: view.network.to_string(),
-            policy: view.policy,
-            tasks: view.tasks,
-            approvals: view.pending_approvals,
-            lacks: view.sandbox_gaps.iter().map(ToString::to_string).collect(),
-            weak: view.configured_gaps,
-        }
-    }
-}
-
-/// A slot.
-#[derive(Serialize)]
-pub(super) struct Slot {
-    slot: String,
-    pub(super) pool: String,
-    pub(super) number: u16,
-    state: String,
-    pid: Option<u32>,
-    started_at: Option<String>,
-    task: Option<String>,
-    session: Option<String>,
-    note: Option<String>,
-    last_exit_code: Option<i32>,
-}
-
-impl Slot {
-    pub(super) fn from_view(view: SlotView) -> Self {
-        #[allow(clippy::cast_possible_truncation, reason = "a time of this century")]
-        let started_at = view.started_at.map(|at| time((at * 1e6) as i64));
-        Self {
-            slot: view.slot.to_string(),
-            pool: view.slot.pool.to_string(),
-            number: view.slot.index,
-            state: view.state.to_string(),
-            pid: view.pid,
-            started_at,
-            task: view.task.map(|task| task.to_string()),
-            session: view.session.map(|session| session.to_string()),
-            note: view.note,
-            last_exit_code: view.last_exit_code,
-        }
-    }
 }
 
 /// A session.

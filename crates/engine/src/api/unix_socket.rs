@@ -11,9 +11,6 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use tokio::net::{UnixListener, UnixStream};
 
-/// The socket's name in the state directory.
-pub const NAME: &str = "control.sock";
-
 /// Why the socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
@@ -44,20 +41,12 @@ impl Drop for Listener {
     }
 }
 
-/// Creates `STATE/control.sock` with mode 0600, and replaces the socket of a dead supervisor. The
-/// caller holds the state directory's lock, so an existing socket has no owner.
+/// Creates the socket `name` in a state directory with mode 0600, and replaces that of a dead
+/// supervisor. The caller holds the state directory's lock, so an existing socket has no owner.
 ///
 /// # Errors
 /// [`BindError`].
-pub fn bind(state_dir: &Path) -> Result<Listener, BindError> {
-    bind_as(state_dir, NAME)
-}
-
-/// Like [`bind`], with another file name.
-///
-/// # Errors
-/// [`BindError`].
-pub fn bind_as(state_dir: &Path, name: &str) -> Result<Listener, BindError> {
+pub fn bind(state_dir: &Path, name: &str) -> Result<Listener, BindError> {
     let path = state_dir.join(name);
     match fs::symlink_metadata(&path) {
         Ok(found) if !found.file_type().is_socket() => return Err(BindError::NotASocket(path)),
@@ -82,19 +71,11 @@ fn system(path: &Path, source: io::Error) -> BindError {
     }
 }
 
-/// Connects to the supervisor of a state directory.
+/// Connects to the socket `name` in a state directory.
 ///
 /// # Errors
 /// The system's error: `NotFound` and `ConnectionRefused` mean that no supervisor runs there.
-pub async fn connect(state_dir: &Path) -> io::Result<UnixStream> {
-    connect_as(state_dir, NAME).await
-}
-
-/// Like [`connect`], with another file name.
-///
-/// # Errors
-/// The same errors as [`connect`].
-pub async fn connect_as(state_dir: &Path, name: &str) -> io::Result<UnixStream> {
+pub async fn connect(state_dir: &Path, name: &str) -> io::Result<UnixStream> {
     let dir = open_dir(state_dir)?;
     UnixStream::connect(proc_fd_path(&dir, name)).await
 }
@@ -108,4 +89,47 @@ fn open_dir(path: &Path) -> io::Result<OwnedFd> {
 /// path of a state directory may be longer.
 fn proc_fd_path(dir: &OwnedFd, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "s.sock";
+
+    #[tokio::test]
+    async fn a_socket_is_for_its_owner_and_goes_with_its_listener() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join(NAME);
+        let listener = bind(dir.path(), NAME).expect("bound");
+        let mode = fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(listener);
+        let gone = connect(dir.path(), NAME).await.expect_err("gone");
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[tokio::test]
+    async fn what_a_dead_supervisor_left_is_replaced_and_nothing_else_is() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join(NAME);
+        drop(std::os::unix::net::UnixListener::bind(&path).expect("stale"));
+        let refused = connect(dir.path(), NAME).await.expect_err("nobody there");
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        drop(bind(dir.path(), NAME).expect("replaced"));
+        fs::write(&path, "precious").expect("written");
+        let refused = bind(dir.path(), NAME);
+        assert!(matches!(refused, Err(BindError::NotASocket(_))));
+        assert_eq!(fs::read(&path).expect("still there"), b"precious");
+    }
+
+    #[tokio::test]
+    async fn a_long_state_directory_has_a_socket_too() {
+        let dir = tempfile::tempdir().expect("directory");
+        let long = dir.path().join("x".repeat(120)).join("y".repeat(120));
+        fs::create_dir_all(&long).expect("made");
+        let listener = bind(&long, NAME).expect("bound");
+        let (near, far) = tokio::join!(connect(&long, NAME), listener.unix.accept());
+        assert!(near.is_ok() && far.is_ok());
+    }
 }

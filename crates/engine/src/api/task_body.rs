@@ -1,0 +1,129 @@
+//! A task in the body of a request, alone or as one of a run.
+//!
+//! Owns its format, for both sides, and that every task is checked by the same rules. Must not know
+//! which workspaces the configuration names.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::task_rules;
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{PoolName, TaskId, TaskRef, TaskSpec, UntrustedText};
+
+/// The maximum number of tasks in `after`.
+const TASK_AFTER: usize = 64;
+
+/// What is wrong with a task: the key, and why.
+pub type TaskFault = (&'static str, String);
+
+/// A task.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskBody {
+    /// Its id in its run; only the tasks of a run have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// The prompt.
+    pub prompt: String,
+    /// Its pool; `None` for the only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// The name of a workspace of the configuration, or an absolute path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<String>,
+    /// The command that checks its result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check: Option<Vec<String>>,
+    /// How often it may be tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<u64>,
+    /// The files that its prompt names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<String>,
+    /// The files whose content goes into its prompt.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub embed: Vec<String>,
+    /// The layer of the pool's policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy_layer: Option<String>,
+    /// Its priority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i64>,
+    /// The tasks that it waits for, `RUN:TASK` each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<String>,
+}
+
+impl TaskBody {
+    /// Creates the body of a task of a run.
+    ///
+    /// # Errors
+    /// A workspace whose path is not UTF-8: JSON cannot carry it.
+    pub fn from_spec(task: &TaskSpec) -> Result<Self, TaskFault> {
+        let text = |path: &Path| {
+            let fault = || ("workspace", "is not UTF-8: rename the directory".to_owned());
+            path.to_str().map(str::to_owned).ok_or_else(fault)
+        };
+        Ok(Self {
+            id: Some(task.id.to_string()),
+            prompt: task.prompt.raw().to_owned(),
+            pool: task.pool.as_ref().map(ToString::to_string),
+            workspace: task.workspace.as_deref().map(text).transpose()?,
+            check: task.check.clone(),
+            attempts: task.attempts.map(u64::from),
+            files: task.files.clone(),
+            embed: task.embedded_files.clone(),
+            policy_layer: task.policy_layer.clone(),
+            priority: Some(task.priority.into()).filter(|number| *number != 0),
+            after: task.depends_on.iter().map(ToString::to_string).collect(),
+        })
+    }
+
+    /// Checks the task; its workspace is left to the caller.
+    ///
+    /// # Errors
+    /// [`TaskFault`]
+    pub fn into_spec(self, id: TaskId) -> Result<TaskSpec, TaskFault> {
+        let shown = |error: marshal_model::IdError| escape_for_display(&error.to_string(), 200);
+        task_rules::check_prompt(&self.prompt).map_err(|e| ("prompt", e))?;
+        let pool = self.pool.as_deref().map(PoolName::new).transpose();
+        let pool = pool.map_err(|error| ("pool", shown(error)))?;
+        let attempts = self.attempts.map(task_rules::check_attempts).transpose();
+        task_rules::check_files(&self.files).map_err(|e| ("files", e))?;
+        task_rules::check_files(&self.embed).map_err(|e| ("embed", e))?;
+        if let Some(name) = &self.policy_layer {
+            task_rules::check_policy_layer(name).map_err(|e| ("policy_layer", e))?;
+        }
+        if let Some(check) = &self.check {
+            task_rules::check_argv(check).map_err(|e| ("check", e))?;
+        }
+        let priority = task_rules::check_priority(Some(self.priority.unwrap_or(0)));
+        if self.after.len() > TASK_AFTER {
+            let why = format!(
+                "names {} tasks; the limit is {TASK_AFTER}",
+                self.after.len()
+            );
+            return Err(("after", why));
+        }
+        let after = self.after.iter().map(|item| TaskRef::parse(item));
+        let after: Result<Vec<_>, _> = after.collect();
+        let bad = |_| {
+            let why = "contains an invalid task id; give RUN:TASK";
+            ("after", why.to_owned())
+        };
+        Ok(TaskSpec {
+            id,
+            prompt: UntrustedText::new(self.prompt),
+            pool,
+            workspace: None,
+            attempts: attempts.map_err(|e| ("attempts", e))?,
+            check: self.check,
+            files: self.files,
+            embedded_files: self.embed,
+            policy_layer: self.policy_layer,
+            priority: priority.map_err(|e| ("priority", e))?,
+            depends_on: after.map_err(bad)?,
+        })
+    }
+}
