@@ -13,6 +13,7 @@ use super::exit::Exit;
 use super::streams::Streams;
 use super::supervisor_client::{Client, ClientError};
 use marshal_engine::api::approvals::{Answer, ApprovalDetails, ApprovalView, PartView};
+use marshal_engine::api::time::Time;
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display as safe;
 use marshal_model::{ApprovalState, Decision, PermissionRequestId, RememberScope, UntrustedText};
@@ -71,7 +72,7 @@ pub(super) async fn fetch_pending(
     approval: &PermissionRequestId,
 ) -> Result<Option<(Vec<String>, String)>, ClientError> {
     let found = Client::new(state).approval(approval).await?;
-    let has_ended = found.ended_at_us.is_some();
+    let has_ended = found.ended_at.is_some();
     Ok((!has_ended).then(|| (lines(&found, now_us()), found.digest)))
 }
 
@@ -158,10 +159,10 @@ fn rules(rules: &[String]) -> String {
 
 /// The time left until the deadline, or when the approval ended.
 fn until(approval: &ApprovalView, now_us: i64) -> String {
-    if let Some(at) = approval.ended_at_us {
+    if let Some(Time(at)) = approval.ended_at {
         return format!("ended {}", time(at));
     }
-    let left = approval.deadline_us.saturating_sub(now_us).max(0) / 1_000_000;
+    let left = approval.deadline.0.saturating_sub(now_us).max(0) / 1_000_000;
     match (left / 3600, left / 60 % 60, left % 60) {
         (0, 0, s) => format!("{s}s left"),
         (0, m, s) => format!("{m}m {s}s left"),
@@ -213,7 +214,7 @@ fn lines(approval: &ApprovalView, now_us: i64) -> Vec<String> {
             safe(&approval.session, WORD)
         ),
     );
-    line("asked", time(approval.requested_at_us));
+    line("asked", time(approval.requested_at.0));
     line("tool", safe(&approval.tool, WORD));
     line(
         "rules",
@@ -354,7 +355,7 @@ mod tests {
             why: text(),
             times: 2,
             digest: text(),
-            deadline_us: 90_000_000,
+            deadline: Time(90_000_000),
             more: Some(Box::new(ApprovalDetails {
                 parts: vec![PartView {
                     env: Vec::new(),

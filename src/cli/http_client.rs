@@ -91,6 +91,7 @@ impl ClientError {
                 (_, "stopping" | "no_daemon") => Exit::NoDaemon,
                 (401 | 403, _) => Exit::NotPermitted,
                 (400 | 404 | 413 | 422, _) => Exit::Usage,
+                (429 | 503, _) => Exit::CannotStart,
                 _ => Exit::Failures,
             },
         }

@@ -254,7 +254,7 @@ fn route_builder(
     let file = fleet.config().file.as_deref();
     let directory = file.and_then(Path::parent).unwrap_or(Path::new("/"));
     let directory = directory.to_owned();
-    let agents: v1::AgentLister = Arc::new(move || agents::statuses_json(&directory));
+    let agents: v1::AgentLister = Arc::new(move || agents::statuses(&directory));
     let rereader = config_reloader(fleet.config(), is_named);
     Box::new(move |context, tokens, stop| {
         let host = v1::Host {

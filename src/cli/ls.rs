@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use unicode_width::UnicodeWidthStr as _;
 
+use super::audit::now_us;
 use super::board::span;
 use super::exit::Exit;
 use super::streams::Streams;
 use super::supervisor_client::Client;
 use marshal_engine::api::listing::{Pool, Slot};
+use marshal_engine::api::time::Time;
 use marshal_model::PoolPhase;
 use marshal_model::untrusted::escape_for_display;
 
@@ -32,15 +34,13 @@ pub(super) async fn run(state: &Path, json: bool, streams: &mut Streams) -> Exit
         let line = serde_json::json!({"pools": pools, "slots": slots});
         streams.out.json(&line.to_string());
     } else {
-        streams
-            .out
-            .text(&render(&pools, &slots, jiff::Timestamp::now()));
+        streams.out.text(&render(&pools, &slots, Time(now_us())));
     }
     Exit::Done
 }
 
 /// Both tables; below a pool's row, what weakens its sandbox.
-fn render(pools: &[Pool], slots: &[Slot], now: jiff::Timestamp) -> String {
+fn render(pools: &[Pool], slots: &[Slot], now: Time) -> String {
     let heads = [
         "pool",
         "launcher",
@@ -115,10 +115,10 @@ fn orders(line: &Pool) -> Option<String> {
     (!words.is_empty()).then(|| words.join("; "))
 }
 
-fn slot(line: &Slot, now: jiff::Timestamp) -> Row {
-    let up = line.started_at.as_ref().filter(|_| line.pid.is_some());
-    let up = up.and_then(|since| since.parse::<jiff::Timestamp>().ok());
-    let up = up.and_then(|since| Duration::try_from(now.duration_since(since)).ok());
+fn slot(line: &Slot, now: Time) -> Row {
+    let up = line.started_at.filter(|_| line.pid.is_some());
+    let up = up.and_then(|Time(since)| u64::try_from(now.0 - since).ok());
+    let up = up.map(Duration::from_micros);
     let exit = line.last_exit_code.map(|code| format!("last exit {code}"));
     let note = [line.note.clone(), exit].into_iter().flatten();
     Row {
@@ -195,7 +195,7 @@ mod tests {
             slot: "demo/0".to_owned(),
             state: "busy".to_owned(),
             pid: Some(7),
-            started_at: Some("1970-01-01T00:00:40Z".to_owned()),
+            started_at: Some(Time(40_000_000)),
             task: Some("t1".to_owned()),
             session: Some("s1".to_owned()),
             ..Slot::default()
@@ -203,7 +203,7 @@ mod tests {
         let parked = Slot {
             slot: "demo/1".to_owned(),
             state: "parked".to_owned(),
-            started_at: Some("1970-01-01T00:00:01Z".to_owned()),
+            started_at: Some(Time(1_000_000)),
             note: Some("version \u{1b}[2J 2".to_owned()),
             last_exit_code: Some(139),
             ..Slot::default()
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn a_listing_shows_sandbox_gaps_below_their_pool_and_why_a_slot_is_parked() {
         let (pools, slots) = listed();
-        let now = jiff::Timestamp::from_second(100).expect("a time");
+        let now = Time(100_000_000);
         insta::assert_snapshot!(render(&pools, &slots, now));
     }
 
@@ -223,7 +223,7 @@ mod tests {
         let (mut pools, slots) = listed();
         pools[0].size = 1;
         pools[0].flow = "paused".to_owned();
-        let text = render(&pools, &slots, jiff::Timestamp::UNIX_EPOCH);
+        let text = render(&pools, &slots, Time(0));
         let told = "tasks wait: paused; 1 of 2 slots receive tasks";
         assert!(text.contains(told), "{text}");
     }
@@ -236,9 +236,8 @@ mod tests {
         pools[0].weak.push(word.clone());
         pools[0].lacks.push(word.clone());
         slots[0].task = Some(word.clone());
-        slots[0].started_at = Some(word.clone());
         slots[0].note = Some(word);
-        let text = render(&pools, &slots, jiff::Timestamp::UNIX_EPOCH);
+        let text = render(&pools, &slots, Time(0));
         let acts = text
             .chars()
             .find(|c| *c != '\n' && marshal_model::untrusted::is_unsafe(*c));

@@ -201,9 +201,8 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub async fn approvals(&self, ended: bool) -> Result<Vec<ApprovalView>, ClientError> {
-        let query = format!("&ended={ended}");
-        let found: Vec<Value> = self.list("/api/v1/approvals", &query).await?;
-        found.into_iter().map(|of| read(with_us(of))).collect()
+        self.list("/api/v1/approvals", &format!("&ended={ended}"))
+            .await
     }
 
     /// One approval with its details.
@@ -211,8 +210,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub async fn approval(&self, id: &PermissionRequestId) -> Result<ApprovalView, ClientError> {
-        let found = self.get(&format!("/api/v1/approvals/{id}")).await?;
-        read(with_us(found))
+        self.get(&format!("/api/v1/approvals/{id}")).await
     }
 
     /// Answers an approval.
@@ -230,13 +228,12 @@ impl Client {
     /// # Errors
     /// [`ClientError`], also for policies with errors: the old ones stay in force then.
     pub async fn policies(&self, reload: bool) -> Result<PolicyStatusView, ClientError> {
-        let status = if reload {
+        if reload {
             let path = "/api/v1/policies/reload";
-            self.request(Method::POST, path, None).await?
+            self.request(Method::POST, path, None).await
         } else {
-            self.get("/api/v1/policies").await?
-        };
-        read(with_us(status))
+            self.get("/api/v1/policies").await
+        }
     }
 
     /// Opens a new conversation or loads an earlier one.
@@ -303,35 +300,6 @@ async fn next_line(events: &mut EventStream) -> Result<String, ClientError> {
 fn read<T: DeserializeOwned>(answer: Value) -> Result<T, ClientError> {
     let read = serde_json::from_value(answer);
     read.map_err(|error| ClientError::Lost(format!("unexpected answer: {error}")))
-}
-
-/// The times of the API, which are RFC 3339, as microseconds since the Unix epoch beside them. What
-/// an agent wrote, below `more`, is left as it is.
-fn with_us(value: Value) -> Value {
-    const TIMES: [&str; 6] = [
-        "at",
-        "deadline",
-        "ended_at",
-        "loaded_at",
-        "requested_at",
-        "stale_since",
-    ];
-    match value {
-        Value::Array(items) => items.into_iter().map(with_us).collect(),
-        Value::Object(entries) => {
-            let mut all = serde_json::Map::new();
-            for (key, value) in entries {
-                let text = value.as_str().filter(|_| TIMES.contains(&key.as_str()));
-                if let Some(at) = text.and_then(|text| text.parse::<jiff::Timestamp>().ok()) {
-                    all.insert(format!("{key}_us"), at.as_microsecond().into());
-                }
-                let value = if key == "more" { value } else { with_us(value) };
-                all.insert(key, value);
-            }
-            Value::Object(all)
-        }
-        other => other,
-    }
 }
 
 fn encode(text: &str) -> impl std::fmt::Display + '_ {

@@ -79,7 +79,7 @@ async fn a_refusal_and_a_broken_stream_are_errors_with_their_codes() {
     let dir = server.dir.path();
     let mut client = Client::new(dir);
     let refused = client.submit(&[spec("a", "refuse")], no_bounds()).await;
-    assert_eq!(refused.expect_err("refused").exit(), Exit::Failures);
+    assert_eq!(refused.expect_err("refused").exit(), Exit::CannotStart);
     let mut pooled = spec("a", "done");
     pooled.pool = marshal_model::PoolName::new("none").ok();
     let refused = client.submit(&[pooled], no_bounds()).await;

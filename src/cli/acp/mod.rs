@@ -305,7 +305,7 @@ fn page(found: &[ConversationItem], next: Option<String>, cwd: Option<&str>) -> 
         if let Some(title) = title.as_ref().and_then(incoming::session_title) {
             session["title"] = title.into();
         }
-        session["updatedAt"] = of.prompted_at.clone().into();
+        session["updatedAt"] = of.prompted_at.to_string().into();
         session
     };
     let sessions: Vec<_> = found.iter().filter(shown).map(session).collect();

@@ -13,6 +13,7 @@ use super::init;
 use super::streams::Streams;
 use super::trust::display_path;
 use marshal_config::{Config, Pool, Preset, agent_names, agent_preset};
+use marshal_engine::api::v1::AgentView;
 use marshal_model::untrusted::escape_for_display;
 
 /// Columns shown of a text that a package provides.
@@ -232,11 +233,12 @@ impl AgentStatus {
 
 /// The status of every agent, as `marshal --json agents` shows it, but from files alone: a client
 /// that may only read must not make the supervisor run programs.
-pub(super) fn statuses_json(directory: &Path) -> Vec<serde_json::Value> {
+pub(super) fn statuses(directory: &Path) -> Vec<AgentView> {
     let around = SearchPaths::from_process(directory);
     let presets = agent_names().into_iter().filter_map(agent_preset);
     let all = presets.map(|preset| AgentStatus::from_files(preset, &around).json());
-    all.collect()
+    all.filter_map(|status| serde_json::from_value(status).ok())
+        .collect()
 }
 
 async fn list(around: &SearchPaths, json: bool, streams: &mut Streams) -> Exit {

@@ -5,11 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
-
 use super::{OverlayFailure, lock_overlay, plan_changes, text};
 use marshal_config::Config;
-use marshal_engine::api::v1::{OverlayOrder, OverlayRefusal};
+use marshal_engine::api::v1::{OverlayOrder, OverlayRefusal, OverlayView};
 use marshal_model::SessionId;
 use marshal_model::untrusted::escape_for_display;
 use marshal_sandbox::workspace::OverlayError;
@@ -41,7 +39,7 @@ pub(in crate::cli) fn handle_order(
     config: &Config,
     session: &SessionId,
     order: &OverlayOrder,
-) -> Result<Value, OverlayRefusal> {
+) -> Result<OverlayView, OverlayRefusal> {
     let overlay = lock_overlay(state, session)?;
     let note = apply::recover(&overlay).map_err(OverlayFailure::from)?;
     let is_diff = *order == OverlayOrder::Diff;
@@ -51,7 +49,7 @@ pub(in crate::cli) fn handle_order(
     };
     let plan = plan_changes(&overlay, config, is_diff, allow)?;
     let mut reply = changes(session, &plan);
-    reply["note"] = json!(note);
+    reply.note = note;
     let OverlayOrder::Apply { check, yes, .. } = order else {
         return Ok(reply);
     };
@@ -72,27 +70,26 @@ pub(in crate::cli) fn handle_order(
         let program: PathBuf = "/proc/self/exe".into();
         let applied = apply::apply(&overlay, &plan, &program).map_err(OverlayFailure::from)?;
         if applied.kept_note.is_some() {
-            reply["note"] = json!(applied.kept_note);
+            reply.note = applied.kept_note;
         }
     }
-    reply["applied"] = json!(!*check);
+    reply.applied = !*check;
     Ok(reply)
 }
 
 /// The changes, as far as they fit into one answer.
-fn changes(session: &SessionId, plan: &ApplyPlan) -> Value {
+fn changes(session: &SessionId, plan: &ApplyPlan) -> OverlayView {
     let mut lines_left = LINES;
     let items = plan.changes.iter().take(CHANGES);
-    let items: Vec<Value> = items
-        .map(|item| text::whole(item, &mut lines_left))
-        .collect();
-    json!({
-        "session": session.as_str(),
-        "changes": plan.changes.len(),
-        "items": items,
-        "cut": plan.incomplete,
-        "applied": false,
-    })
+    let items = items.filter_map(|item| text::whole(item, &mut lines_left));
+    OverlayView {
+        session: session.to_string(),
+        changes: plan.changes.len(),
+        items: items.collect(),
+        cut: plan.incomplete.clone(),
+        applied: false,
+        note: None,
+    }
 }
 
 fn conflict(what: &str, reasons: &[String]) -> OverlayRefusal {

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use similar::TextDiff;
 
 use crate::cli::streams::Streams;
+use marshal_engine::api::v1::OverlayChange;
 use marshal_model::SessionId;
 use marshal_model::untrusted::{escape_for_display, escape_json_for_terminal};
 use marshal_sandbox::workspace::overlay::apply_plan::{
@@ -167,7 +168,7 @@ fn object(item: &PlannedChange) -> Map<String, Value> {
 }
 
 /// A change as JSON. The diff is included if it fits into `room`, which is reduced by its bytes.
-pub(super) fn whole(item: &PlannedChange, lines_left: &mut usize) -> Value {
+pub(super) fn whole(item: &PlannedChange, lines_left: &mut usize) -> Option<OverlayChange> {
     let mut object = object(item);
     if let Some(text) = lines(item)
         && let Some(left) = lines_left.checked_sub(text.len())
@@ -175,7 +176,7 @@ pub(super) fn whole(item: &PlannedChange, lines_left: &mut usize) -> Value {
         *lines_left = left;
         object.insert("diff".to_owned(), json!(text));
     }
-    Value::Object(object)
+    serde_json::from_value(Value::Object(object)).ok()
 }
 
 /// The unified diff; `None` if the file is not text, or is too long.

@@ -10,6 +10,7 @@ use crate::cli::exit::Exit;
 use crate::cli::streams::Streams;
 use crate::cli::supervisor_client::Client;
 use marshal_engine::api::policies::{PolicyStatusView, PoolPolicyView, ShadowPolicyView};
+use marshal_engine::api::time::Time;
 use marshal_model::untrusted::escape_for_display;
 
 /// Columns of a name.
@@ -50,7 +51,7 @@ fn render(status: &PolicyStatusView) -> String {
     match &status.last_reload {
         None => lines.push("last reload: none since the start".to_owned()),
         Some(last) => {
-            let (at, cause) = (time(last.at_us), escape_for_display(&last.cause, NAME));
+            let (at, cause) = (time(last.at.0), escape_for_display(&last.cause, NAME));
             let result = match (&last.error, last.pools_changed) {
                 (Some(_), _) => "failed".to_owned(),
                 (None, Some(1)) => "ok, 1 pool changed".to_owned(),
@@ -59,7 +60,7 @@ fn render(status: &PolicyStatusView) -> String {
             lines.push(format!("last reload: {result} ({cause}, {at})"));
         }
     }
-    if let Some(since) = status.stale_since_us {
+    if let Some(Time(since)) = status.stale_since {
         let text = format!(
             "STALE since {}: the files have errors; the policies above stay in force",
             time(since)
@@ -86,7 +87,7 @@ fn pool(view: &PoolPolicyView, lines: &mut Vec<String>) {
         escape_for_display(&view.pool, NAME),
         escape_for_display(&view.policy, NAME),
         digest(&view.sha256),
-        time(view.loaded_at_us),
+        time(view.loaded_at.0),
         view.rules
     );
     if !view.guard {
@@ -160,7 +161,7 @@ mod tests {
                 pool: "demo".to_owned(),
                 policy: "own\u{1b}[2J".to_owned(),
                 sha256: "0123456789abcdef".to_owned(),
-                loaded_at_us: 1_700_000_000_000_000,
+                loaded_at: Time(1_700_000_000_000_000),
                 files: vec!["/etc/own.toml".to_owned()],
                 rules: 7,
                 guard: true,
@@ -178,12 +179,12 @@ mod tests {
                 }),
             }],
             last_reload: Some(LastReloadView {
-                at_us: 1_700_000_000_000_000,
+                at: Time(1_700_000_000_000_000),
                 cause: "file".to_owned(),
                 pools_changed: None,
                 error: Some("policy `own`, line 3: unknown field `alow`".to_owned()),
             }),
-            stale_since_us: Some(1_700_000_000_000_000),
+            stale_since: Some(Time(1_700_000_000_000_000)),
             watched: false,
         };
         let text = render(&status);

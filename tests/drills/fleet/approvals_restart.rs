@@ -202,7 +202,7 @@ fn an_answer_is_remembered_as_long_as_it_says_and_as_the_pool_lets_it() {
     let working = client(&drill, &[UNDECIDED_PROMPT]);
     let ask = waiting(&drill, 1).remove(0);
     let refused = answer(&drill, "approve", &ask, &["--remember", "turn"]);
-    assert_eq!(refused.code, Some(1), "{}", refused.all());
+    assert_eq!(refused.code, Some(2), "{}", refused.all());
     assert!(
         refused.stderr.contains("approval.remember"),
         "{}",

@@ -3,16 +3,20 @@
 //! Owns the wire format, for both sides. Answers are read strictly, views leniently. Must not know
 //! how they are carried.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::failure::{Code, Failure};
+use super::time::Time;
+use super::v1::words;
 use marshal_config::Approver;
 use marshal_fleet::{AnswerError, AnswerReceipt, AnswerRequest};
 use marshal_journal::{ApprovalAnswer, StoredApproval};
 use marshal_model::limits;
+use marshal_model::limits::ANSWER_REASON_CHARS;
 use marshal_model::untrusted::escape_for_display;
-use marshal_model::{Decision, PermissionRequestId, RememberScope, UntrustedText};
+use marshal_model::{ApprovalState, Decision, PermissionRequestId, RememberScope, UntrustedText};
 
 /// The maximum width of a summary, in columns.
 const SUMMARY: usize = 300;
@@ -61,17 +65,26 @@ impl Answer {
     }
 }
 
-/// The wire format of an answer.
-#[derive(Debug, Default, Serialize, Deserialize)]
+/// The body of an answer.
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct AnswerLine {
+#[schemars(rename = "ApprovalAnswer")]
+pub(super) struct AnswerLine {
+    /// The digest of the approval that the approver saw; an answer with another digest changes
+    /// nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     digest: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The decision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(required, extend("enum" = ["allow", "deny"]))]
     decision: Option<String>,
+    /// The approver's reason, which the agent receives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = ANSWER_REASON_CHARS))]
     reason: Option<String>,
+    /// How long the answer applies to identical requests; `never` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = words!(RememberScope, null)))]
     remember: Option<String>,
 }
 
@@ -122,11 +135,13 @@ fn answer(approval: PermissionRequestId, fields: AnswerLine) -> Result<Answer, F
 }
 
 /// An approval, as clients see it. Texts from the agent are untrusted.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Approval")]
 pub struct ApprovalView {
     /// The id that an answer refers to.
     pub approval: String,
-    /// A word of [`marshal_model::ApprovalState`].
+    /// Its state.
+    #[schemars(extend("enum" = words!(ApprovalState)))]
     pub state: String,
     /// The agent's pool.
     pub pool: String,
@@ -144,25 +159,26 @@ pub struct ApprovalView {
     pub why: String,
     /// The number of equal requests that this approval covers.
     pub times: u64,
-    /// When it was requested: microseconds since the Unix epoch.
-    pub requested_at_us: i64,
-    /// When it expires: microseconds since the Unix epoch.
-    pub deadline_us: i64,
+    /// When it was requested.
+    pub requested_at: Time,
+    /// When it expires.
+    pub deadline: Time,
     /// The digest that binds an answer to this request.
     pub digest: String,
     /// The answer; `None` while the approval is pending or if it ended without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<AnswerView>,
-    /// When it ended, in microseconds since the Unix epoch; `None` while it is pending.
+    /// When it ended; `None` while it is pending.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ended_at_us: Option<i64>,
+    pub ended_at: Option<Time>,
     /// The details; `None` in lists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub more: Option<Box<ApprovalDetails>>,
 }
 
 /// The answer of an approver.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "ApprovalSaid")]
 pub struct AnswerView {
     /// `allow` or `deny`.
     pub decision: String,
@@ -176,7 +192,8 @@ pub struct AnswerView {
 }
 
 /// The details of one approval that lists omit.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "ApprovalMore")]
 pub struct ApprovalDetails {
     /// The evaluated commands and paths, each with its decision.
     pub parts: Vec<PartView>,
@@ -199,7 +216,8 @@ pub struct ApprovalDetails {
 }
 
 /// One evaluated command or path.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "ApprovalPart")]
 pub struct PartView {
     /// The environment assignments before a command, `NAME=value` each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -216,7 +234,8 @@ pub struct PartView {
 }
 
 /// A path and its resolved target.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "ApprovalPath")]
 pub struct PathView {
     /// The path as the request has it.
     pub word: String,
@@ -268,11 +287,11 @@ impl ApprovalView {
             rules: question.rules.clone(),
             why: question.why.clone(),
             times: question.request_count,
-            requested_at_us: question.requested_at_us,
-            deadline_us: question.deadline_us,
+            requested_at: Time(question.requested_at_us),
+            deadline: Time(question.deadline_us),
             digest: question.digest.clone(),
             answer: question.answer.as_ref().map(answer),
-            ended_at_us: question.ended_at_us,
+            ended_at: question.ended_at_us.map(Time),
             more: None,
         }
     }
@@ -301,7 +320,8 @@ impl ApprovalView {
 }
 
 /// The result of an answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "ApprovalAnswered")]
 pub struct AnswerReceiptView {
     /// A word of [`marshal_model::ApprovalState`]; `orphaned`: the answer is stored until the agent
     /// returns.

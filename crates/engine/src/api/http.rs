@@ -52,7 +52,7 @@ use self::connection::ConnectionServer;
 use self::connection_limit::ConnectionLimit;
 use self::origin::{HostNames, check_origin};
 use self::problem::PROBLEMS;
-pub(super) use self::problem::ProblemKind;
+pub(super) use self::problem::{Problem, ProblemKind};
 use super::guard::{self, Peer, RequestCredentials, Role};
 use super::tokens::Tokens;
 use marshal_fleet::{Outages, Readiness};
@@ -456,13 +456,14 @@ pub(super) fn problem(status: StatusCode, detail: &str) -> Response {
 
 /// [`problem`] of a kind that is narrower than its status.
 pub(super) fn problem_of(kind: ProblemKind, status: StatusCode, detail: &str) -> Response {
-    let body = serde_json::json!({
-        "type": format!("{PROBLEMS}#{kind}"),
-        "code": kind.as_str(),
-        "title": status.canonical_reason().unwrap_or("Error"),
-        "status": status.as_u16(),
-        "detail": detail,
-    });
+    let problem = Problem {
+        kind: format!("{PROBLEMS}#{kind}"),
+        code: kind.as_str(),
+        title: status.canonical_reason().unwrap_or("Error"),
+        status: status.as_u16(),
+        detail,
+    };
+    let body = serde_json::to_string(&problem).unwrap_or_default();
     (
         status,
         [(header::CONTENT_TYPE, "application/problem+json")],
@@ -474,6 +475,7 @@ pub(super) fn problem_of(kind: ProblemKind, status: StatusCode, detail: &str) ->
 /// The body limits by path prefix, the first match counts; all others have
 /// [`limits::HTTP_BODY_BYTES`].
 const BODIES: &[(&str, u64)] = &[
+    ("/api/v1/runs", limits::RUN_BODY_BYTES as u64),
     ("/api/v1/sessions/", limits::CHAT_BODY_BYTES as u64),
     ("/api/v1/workspaces/", limits::HTTP_PUT_BODY_BYTES),
 ];

@@ -3,13 +3,16 @@
 //! Owns their format, for both sides. The values are words and numbers; whoever displays them
 //! escapes untrusted text.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::v1::time;
+use super::time::Time;
+use super::v1::words;
 use marshal_fleet::{PoolView, SlotView};
+use marshal_model::{PoolPhase, SlotState};
 
 /// A pool.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Pool {
     /// Its name.
     pub pool: String,
@@ -17,7 +20,8 @@ pub struct Pool {
     pub size: u16,
     /// The number of slots.
     pub slots: u16,
-    /// Whether tasks start: a word of [`marshal_model::PoolPhase`].
+    /// Whether tasks start.
+    #[schemars(extend("enum" = words!(PoolPhase)))]
     pub flow: String,
     /// The launcher of its children, as in the configuration.
     pub launcher: String,
@@ -57,7 +61,7 @@ impl Pool {
 }
 
 /// A slot.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Slot {
     /// Its name, as `demo/0`.
     pub slot: String,
@@ -65,12 +69,13 @@ pub struct Slot {
     pub pool: String,
     /// Its number in the pool.
     pub number: u16,
-    /// Its state: a word of [`marshal_model::SlotState`].
+    /// Its state.
+    #[schemars(extend("enum" = words!(SlotState)))]
     pub state: String,
     /// The process id of its child; `None` without a child.
     pub pid: Option<u32>,
-    /// When the child was started, as RFC 3339.
-    pub started_at: Option<String>,
+    /// When the child was started.
+    pub started_at: Option<Time>,
     /// The current task.
     pub task: Option<String>,
     /// The current session.
@@ -84,7 +89,7 @@ pub struct Slot {
 impl Slot {
     pub(super) fn from_view(view: SlotView) -> Self {
         #[allow(clippy::cast_possible_truncation, reason = "a time of this century")]
-        let started_at = view.started_at.map(|at| time((at * 1e6) as i64));
+        let started_at = view.started_at.map(|at| Time((at * 1e6) as i64));
         Self {
             slot: view.slot.to_string(),
             pool: view.slot.pool.to_string(),

@@ -27,6 +27,7 @@ pub mod runs;
 pub mod service;
 pub mod task_body;
 pub mod task_rules;
+pub mod time;
 pub mod tokens;
 pub mod unix_socket;
 pub mod v1;

@@ -2,29 +2,32 @@
 //!
 //! Owns the format, for both sides. Errors of policies are already safe to display.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::time::Time;
 use marshal_fleet::{LastReload, PolicyStatus, PolicyView, ShadowView};
 
 /// The policies in force and the result of the last reload.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Policies")]
 pub struct PolicyStatusView {
     /// The pools, in the configuration's order.
     pub pools: Vec<PoolPolicyView>,
     /// The last reload; `None` if there was none since the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_reload: Option<LastReloadView>,
-    /// Since when the policies in force are older than the files, in microseconds since the Unix
-    /// epoch; `None` if they are current.
+    /// Since when the policies in force are older than the files; `None` if they are current.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stale_since_us: Option<i64>,
+    pub stale_since: Option<Time>,
     /// Changes of the files are detected automatically.
     #[serde(default)]
     pub watched: bool,
 }
 
 /// One pool.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "PoolPolicy")]
 pub struct PoolPolicyView {
     /// The pool's name.
     pub pool: String,
@@ -32,8 +35,8 @@ pub struct PoolPolicyView {
     pub policy: String,
     /// SHA-256 of its text and of the policies that it extends.
     pub sha256: String,
-    /// When it came into force: microseconds since the Unix epoch.
-    pub loaded_at_us: i64,
+    /// When it came into force.
+    pub loaded_at: Time,
     /// Its files; empty for a built-in policy.
     pub files: Vec<String>,
     /// The number of its rules.
@@ -51,7 +54,8 @@ pub struct PoolPolicyView {
 }
 
 /// A shadow policy: it is evaluated next to the one in force, and enforces nothing.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Shadow")]
 pub struct ShadowPolicyView {
     /// The policy's name in the configuration.
     pub policy: String,
@@ -64,7 +68,8 @@ pub struct ShadowPolicyView {
 }
 
 /// One kind of difference.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Difference")]
 pub struct DifferenceView {
     /// The decision of the policy in force.
     pub from: String,
@@ -75,10 +80,11 @@ pub struct DifferenceView {
 }
 
 /// One reload.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "LastReload")]
 pub struct LastReloadView {
-    /// The time: microseconds since the Unix epoch.
-    pub at_us: i64,
+    /// The time.
+    pub at: Time,
     /// The cause: `signal`, `request` or `file`.
     pub cause: String,
     /// The number of pools that got another version; `None` if the reload failed.
@@ -96,7 +102,7 @@ impl PolicyStatusView {
         Self {
             pools: status.pools.iter().map(PoolPolicyView::from_view).collect(),
             last_reload: status.last.as_ref().map(LastReloadView::from_reload),
-            stale_since_us: status.stale_since_us,
+            stale_since: status.stale_since_us.map(Time),
             watched: status.is_watched,
         }
     }
@@ -109,7 +115,7 @@ impl PoolPolicyView {
             pool: view.pool.to_string(),
             policy: view.policy.clone(),
             sha256: view.sha256.clone(),
-            loaded_at_us: view.loaded_at_us,
+            loaded_at: Time(view.loaded_at_us),
             files: files
                 .map(|item| item.to_string_lossy().into_owned())
                 .collect(),
@@ -144,7 +150,7 @@ impl ShadowPolicyView {
 impl LastReloadView {
     fn from_reload(last: &LastReload) -> Self {
         Self {
-            at_us: last.at_us,
+            at: Time(last.at_us),
             cause: last.cause.to_string(),
             pools_changed: last.result.as_ref().ok().copied(),
             error: last.result.as_ref().err().cloned(),

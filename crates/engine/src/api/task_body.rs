@@ -3,11 +3,15 @@
 //! Owns its format, for both sides, and that every task is checked by the same rules. Must not know
 //! which workspaces the configuration names.
 
+use std::borrow::Cow;
 use std::path::Path;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::task_rules;
+use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, TaskId, TaskRef, TaskSpec, UntrustedText};
 
@@ -17,42 +21,77 @@ const TASK_AFTER: usize = 64;
 /// What is wrong with a task: the key, and why.
 pub type TaskFault = (&'static str, String);
 
-/// A task.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+/// A task of a run.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "RunTask")]
 pub struct TaskBody {
-    /// Its id in its run; only the tasks of a run have one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Its id in its run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(required, regex(pattern = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"))]
     pub id: Option<String>,
-    /// The prompt.
+    /// The prompt; must not be blank.
+    #[schemars(length(min = 1, max = 65_536))]
     pub prompt: String,
-    /// Its pool; `None` for the only one.
+    /// Its pool; required if there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^[a-z0-9][a-z0-9-]{0,31}$"))]
     pub pool: Option<String>,
-    /// The name of a workspace of the configuration, or an absolute path.
+    /// A workspace of the configuration to use instead of the pool's. A run over the Unix socket may
+    /// also name an absolute path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,
-    /// The command that checks its result.
+    /// A program and its arguments; it runs in the session's sandbox and must exit with 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
     pub check: Option<Vec<String>>,
     /// How often it may be tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
     pub attempts: Option<u64>,
     /// The files that its prompt names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = limits::TASK_FILES), inner(length(min = 1)))]
     pub files: Vec<String>,
     /// The files whose content goes into its prompt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = limits::TASK_FILES), inner(length(min = 1)))]
     pub embed: Vec<String>,
     /// The layer of the pool's policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_layer: Option<String>,
-    /// Its priority.
+    /// Tasks with a higher priority start first in their pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = -100, max = 100))]
     pub priority: Option<i64>,
-    /// The tasks that it waits for, `RUN:TASK` each.
+    /// Tasks that must be done before this one starts, `RUN:TASK` each; if one of them ends
+    /// otherwise, this one is skipped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = TASK_AFTER), inner(regex(pattern = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}:[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")))]
     pub after: Vec<String>,
+}
+
+/// A task that is a run of its own; it has no id.
+pub(super) struct NewTask;
+
+impl JsonSchema for NewTask {
+    fn schema_name() -> Cow<'static, str> {
+        "NewTask".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let mut schema = TaskBody::json_schema(generator);
+        if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+            properties.remove("id");
+        }
+        if let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) {
+            required.retain(|key| key != "id");
+        }
+        let example = json!({"prompt": "Read README.md and say what this project is."});
+        schema.insert("description".to_owned(), json!("A task."));
+        schema.insert("examples".to_owned(), json!([example]));
+        schema
+    }
 }
 
 impl TaskBody {

@@ -5,10 +5,27 @@
 use std::fmt::Write as _;
 
 use axum::http::StatusCode;
+use schemars::JsonSchema;
+use serde::Serialize;
+
 use marshal_model::string_enum;
 
 /// The path of the page.
 pub(super) const PROBLEMS: &str = "/problems";
+
+/// The body of an error response: RFC 9457.
+#[derive(Serialize, JsonSchema)]
+pub(in crate::api) struct Problem<'a> {
+    /// A page of this server that lists all codes.
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    /// The kind of the error; a code keeps its meaning.
+    pub(super) code: &'a str,
+    pub(super) title: &'a str,
+    #[schemars(range(min = 400, max = 599))]
+    pub(super) status: u16,
+    pub(super) detail: &'a str,
+}
 
 string_enum!(
     /// The kind of an error: `code` of a problem. A code keeps its meaning.

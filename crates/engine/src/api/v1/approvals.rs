@@ -3,15 +3,14 @@
 //!
 //! Must not know what an answer does.
 
-use serde_json::Value;
-
 use super::error::ApiError;
 use super::request_context::RequestContext;
-use super::views::{List, respond_ok, to_json_with_times};
+use super::views::{List, respond_ok};
 use super::{AppState, HandlerResult};
 use crate::api::approval_routes::failure_status;
 use crate::api::approvals::{self, AnswerReceiptView, ApprovalView};
 use crate::api::failure::Failure;
+use crate::api::time::Time;
 use marshal_fleet::FleetHandle;
 use marshal_model::PermissionRequestId;
 
@@ -21,10 +20,7 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
     let rows = FleetHandle::approvals(&app.fleet, ended).await;
     let rows = rows.map_err(ApiError::unavailable)?;
     let place = |view: &ApprovalView| {
-        let at = view
-            .ended_at_us
-            .filter(|_| ended)
-            .unwrap_or(view.requested_at_us);
+        let Time(at) = view.ended_at.filter(|_| ended).unwrap_or(view.requested_at);
         (if ended { -at } else { at }, view.approval.clone())
     };
     let mut views: Vec<_> = rows
@@ -46,10 +42,7 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
         .map(|((at, approval), _)| format!("{at}:{approval}"));
     respond_ok(&List {
         next: rest.next().and(last),
-        items: taken
-            .iter()
-            .map(|(_, view)| to_json_with_times(view))
-            .collect::<Vec<Value>>(),
+        items: taken.into_iter().map(|(_, view)| view).collect(),
     })
 }
 
@@ -72,7 +65,7 @@ pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult
     let row = FleetHandle::approval(&app.fleet, approval_param(&request)?).await;
     let row = row.map_err(ApiError::unavailable)?;
     let row = row.ok_or_else(approval_not_found)?;
-    respond_ok(&to_json_with_times(&ApprovalView::with_details(&row)))
+    respond_ok(&ApprovalView::with_details(&row))
 }
 
 pub(super) async fn answer(app: AppState, request: RequestContext) -> HandlerResult {

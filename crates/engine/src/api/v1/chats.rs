@@ -4,51 +4,166 @@
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::IntoResponse as _;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::error::ApiError;
 use super::plans;
 use super::request_context::RequestContext;
 use super::rounds::{self, Bounds};
-use super::views::{List, respond, respond_ok, time_of_ms};
+use super::views::{List, respond, respond_ok};
 use super::{AppState, HandlerResult};
 use crate::api::chat_streams;
+use crate::api::time::Time;
 use crate::chat::{
     Accepted, ChatError, ChatView, Chats, CreateRequest, Created, Cursor, IdempotencyKey, Shape,
     WorkRequest,
 };
 use marshal_journal::StoredTurn;
 use marshal_model::limits;
-use marshal_model::{ChatPhase, SessionId, TurnId, UntrustedText};
+use marshal_model::{ChatMode, ChatPhase, SessionId};
 
 /// The body of a request that creates a chat.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Create {
+#[schemars(rename = "NewChat", example = serde_json::json!({"role": "dev", "goal": "Explain src/lib.rs."}))]
+pub(super) struct Create {
+    /// The first message.
+    #[schemars(length(min = 1, max = 65_536))]
     goal: String,
+    /// Files of the workspace that the chat is about.
     #[serde(default)]
+    #[schemars(length(max = limits::TASK_FILES), inner(length(min = 1, max = 4096)))]
     files: Vec<String>,
+    /// A role of the configuration; optional if there is only one.
     role: Option<String>,
+    /// The model; it must be the role's own.
     model: Option<String>,
+    /// The mode of the chat; `chat` by default.
+    #[schemars(extend("enum" = words!(ChatMode, null)))]
     mode: Option<String>,
+    /// A template of the configuration.
     template: Option<String>,
+    /// The plan's file in the workspace; one is created by default.
+    #[schemars(length(max = 4096))]
     plan_id: Option<String>,
+    /// The roles that execute the plan.
     #[serde(default)]
+    #[schemars(length(max = 64))]
     roles: Vec<String>,
+    /// The role that writes the plan.
     planner: Option<String>,
+    /// A shell command that exits with 0 if the goal is met.
+    #[schemars(length(max = 8192))]
     check: Option<String>,
+    /// The prompt to send while the goal is not met.
+    #[schemars(length(max = 65_536))]
     continue_prompt: Option<String>,
+    /// Whether items that agents add to the plan are executed.
     agent_items: Option<bool>,
+    /// Limits of an autonomous chat or a plan.
     #[serde(default)]
     limits: Bounds,
 }
 
 /// The body of a request that sends a message.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Message {
+#[schemars(example = serde_json::json!({"content": "And what are its limits?"}))]
+pub(super) struct Message {
+    #[schemars(length(min = 1, max = 262_144))]
     content: String,
+}
+
+/// A chat that was created.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ChatBegun {
+    pub(super) chat_id: String,
+    /// Its first turn; `None` for a plan, which begins with its planner.
+    pub(super) turn_id: Option<String>,
+    pub(super) sequence: u64,
+    /// The path of its events.
+    pub(super) events: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) plan_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) members: Option<Vec<ChatMember>>,
+}
+
+/// A chat that executes a part of a plan.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ChatMember {
+    pub(super) chat_id: String,
+    pub(super) role: String,
+    /// Whether it writes the plan.
+    pub(super) planner: bool,
+}
+
+/// A message that was accepted.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct TurnTaken {
+    turn_id: String,
+    sequence: u64,
+}
+
+/// That the turn and the messages of a chat are cancelled.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ChatStopped {
+    #[schemars(extend("const" = "cancelled"))]
+    status: &'static str,
+    chat_id: String,
+}
+
+/// That a chat is closed, or will be when its turn and its agent have ended.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ChatClosed {
+    #[schemars(extend("enum" = ["closed", "closing"]))]
+    status: &'static str,
+    chat_id: String,
+}
+
+/// A chat.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Chat")]
+pub(super) struct ChatDocument {
+    chat_id: String,
+    workspace: String,
+    role: String,
+    model: Option<String>,
+    goal: String,
+    files: Vec<String>,
+    mode: &'static str,
+    #[schemars(extend("enum" = words!(ChatPhase, null)))]
+    phase: Option<&'static str>,
+    plan_id: Option<String>,
+    parent: Option<String>,
+    #[schemars(extend("enum" = ["running", "waiting", "idle", "closed"]))]
+    state: &'static str,
+    loaded: bool,
+    turns: u64,
+    waiting: u64,
+    running: Option<String>,
+    created_at: Time,
+    used_at: Time,
+    closed_at: Option<Time>,
+    /// The progress of an autonomous chat.
+    rounds: Option<rounds::Rounds>,
+}
+
+/// A turn of a chat.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Turn")]
+pub(super) struct TurnDocument {
+    turn_id: String,
+    sequence: u64,
+    content: String,
+    state: &'static str,
+    outcome: Option<&'static str>,
+    idempotency_key: Option<String>,
+    accepted_at: Time,
+    begun_at: Option<Time>,
+    ended_at: Option<Time>,
 }
 
 /// `Retry-After` in seconds, if too many messages wait and if the supervisor cannot accept any.
@@ -152,17 +267,19 @@ pub(super) async fn create(app: AppState, request: RequestContext) -> HandlerRes
     let (place, body) = match chats.create(workspace, create_request, once).await? {
         Created::Chat(chat, accepted) => {
             let place = place(&chat);
-            let body = json!({
-                "chat_id": chat.as_str(),
-                "turn_id": accepted.turn.as_str(),
-                "sequence": accepted.sequence,
-                "events": format!("{place}/events"),
-            });
+            let body = ChatBegun {
+                chat_id: chat.to_string(),
+                turn_id: Some(accepted.turn.to_string()),
+                sequence: accepted.sequence,
+                events: format!("{place}/events"),
+                plan_id: None,
+                members: None,
+            };
             (place, body)
         }
         Created::Work(begun) => {
             let place = place(&begun.chat);
-            let body = plans::started_json(&begun, &place);
+            let body = plans::started(begun, &place);
             (place, body)
         }
     };
@@ -191,8 +308,8 @@ pub(super) async fn accept_message(
         .send_message(workspace, chat, message.content, key)
         .await;
     let Accepted { turn, sequence } = accepted?;
-    let body = json!({"turn_id": turn.as_str(), "sequence": sequence});
-    respond(StatusCode::ACCEPTED, &body)
+    let turn_id = turn.to_string();
+    respond(StatusCode::ACCEPTED, &TurnTaken { turn_id, sequence })
 }
 
 pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResult {
@@ -204,7 +321,7 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
     let last = chats.last().filter(|_| has_more);
     respond_ok(&List {
         next: last.map(|of| of.chat.session.as_str().to_owned()),
-        items: chats.iter().map(chat_view).collect::<Vec<Value>>(),
+        items: chats.iter().map(chat_view).collect(),
     })
 }
 
@@ -222,7 +339,7 @@ pub(super) async fn turns(app: AppState, request: RequestContext) -> HandlerResu
     let last = turns.last().filter(|_| has_more);
     respond_ok(&List {
         next: last.map(|of| of.seq.to_string()),
-        items: turns.iter().map(turn_view).collect::<Vec<Value>>(),
+        items: turns.iter().map(turn_view).collect(),
     })
 }
 
@@ -259,7 +376,10 @@ pub(super) async fn events(app: AppState, request: RequestContext) -> HandlerRes
 pub(super) async fn cancel(app: AppState, request: RequestContext) -> HandlerResult {
     let (chats, workspace, chat) = chat_params(&app, &request)?;
     let chat = chats.stop(workspace, chat).await?;
-    respond_ok(&json!({"status": "cancelled", "chat_id": chat.as_str()}))
+    respond_ok(&ChatStopped {
+        status: "cancelled",
+        chat_id: chat.to_string(),
+    })
 }
 
 pub(super) async fn close(app: AppState, request: RequestContext) -> HandlerResult {
@@ -267,7 +387,8 @@ pub(super) async fn close(app: AppState, request: RequestContext) -> HandlerResu
     // The chat is `closing` until its turn and its agent have ended.
     let is_closed = chats.close(workspace, chat).await?;
     let status = if is_closed { "closed" } else { "closing" };
-    respond_ok(&json!({"status": status, "chat_id": chat}))
+    let chat_id = chat.to_owned();
+    respond_ok(&ChatClosed { status, chat_id })
 }
 
 pub(super) async fn ping(app: AppState, request: RequestContext) -> HandlerResult {
@@ -276,7 +397,7 @@ pub(super) async fn ping(app: AppState, request: RequestContext) -> HandlerResul
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-fn chat_view(of: &ChatView) -> Value {
+fn chat_view(of: &ChatView) -> ChatDocument {
     let chat = &of.chat;
     let state = match (&chat.running, chat.waiting) {
         _ if chat.ended_ms.is_some() => "closed",
@@ -286,39 +407,39 @@ fn chat_view(of: &ChatView) -> Value {
         (None, 1..) => "waiting",
         (None, 0) => "idle",
     };
-    json!({
-        "chat_id": chat.session.as_str(),
-        "workspace": chat.workspace.as_str(),
-        "role": chat.role.as_str(),
-        "model": chat.model,
-        "goal": chat.goal.raw(),
-        "files": chat.files,
-        "mode": chat.mode.as_str(),
-        "phase": chat.phase.map(ChatPhase::as_str),
-        "plan_id": chat.settings.plan_path,
-        "parent": chat.parent.as_ref().map(SessionId::as_str),
-        "state": state,
-        "loaded": of.is_loaded,
-        "turns": chat.turns,
-        "waiting": chat.waiting,
-        "running": chat.running.as_ref().map(TurnId::as_str),
-        "created_at": time_of_ms(chat.created_ms),
-        "used_at": time_of_ms(chat.used_ms),
-        "closed_at": chat.ended_ms.map(time_of_ms),
-        "rounds": rounds::view(chat),
-    })
+    ChatDocument {
+        chat_id: chat.session.to_string(),
+        workspace: chat.workspace.to_string(),
+        role: chat.role.to_string(),
+        model: chat.model.clone(),
+        goal: chat.goal.raw().to_owned(),
+        files: chat.files.clone(),
+        mode: chat.mode.as_str(),
+        phase: chat.phase.map(ChatPhase::as_str),
+        plan_id: chat.settings.plan_path.clone(),
+        parent: chat.parent.as_ref().map(ToString::to_string),
+        state,
+        loaded: of.is_loaded,
+        turns: chat.turns,
+        waiting: chat.waiting.into(),
+        running: chat.running.as_ref().map(ToString::to_string),
+        created_at: Time::from_ms(chat.created_ms),
+        used_at: Time::from_ms(chat.used_ms),
+        closed_at: chat.ended_ms.map(Time::from_ms),
+        rounds: rounds::view(chat),
+    }
 }
 
-fn turn_view(turn: &StoredTurn) -> Value {
-    json!({
-        "turn_id": turn.turn.as_str(),
-        "sequence": turn.seq,
-        "content": turn.content.raw(),
-        "state": turn.state.as_str(),
-        "outcome": turn.outcome.map(marshal_model::TurnOutcome::as_str),
-        "idempotency_key": turn.key.as_ref().map(UntrustedText::raw),
-        "accepted_at": time_of_ms(turn.accepted_ms),
-        "begun_at": turn.begun_ms.map(time_of_ms),
-        "ended_at": turn.ended_ms.map(time_of_ms),
-    })
+fn turn_view(turn: &StoredTurn) -> TurnDocument {
+    TurnDocument {
+        turn_id: turn.turn.to_string(),
+        sequence: turn.seq,
+        content: turn.content.raw().to_owned(),
+        state: turn.state.as_str(),
+        outcome: turn.outcome.map(marshal_model::TurnOutcome::as_str),
+        idempotency_key: turn.key.as_ref().map(|key| key.raw().to_owned()),
+        accepted_at: Time::from_ms(turn.accepted_ms),
+        begun_at: turn.begun_ms.map(Time::from_ms),
+        ended_at: turn.ended_ms.map(Time::from_ms),
+    }
 }

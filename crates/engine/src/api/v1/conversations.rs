@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use axum::extract::ws::{Message, WebSocket};
 use axum::http::StatusCode;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
 use super::request_context::RequestContext;
-use super::views::{List, respond_ok, time};
+use super::views::{List, respond_ok};
 use super::{AppState, HandlerResult};
 use crate::api::conversation_protocol::{
     self, ClientMessage, PermissionRequestView, ServerMessage,
@@ -30,6 +31,7 @@ use crate::api::json_lines;
 use crate::api::run_stream::RunStreamItem;
 use crate::api::service::{Fleet as _, SupervisorKind};
 use crate::api::task_rules;
+use crate::api::time::Time;
 use marshal_fleet::{
     ApprovalUpdate, Conversation, ConversationRequest, ConversationUpdate, ConversationView,
     FleetEvent, OpenError, TaskReport,
@@ -39,7 +41,8 @@ use marshal_model::untrusted::escape_for_display;
 use marshal_model::{Event, PoolName, SessionId, SlotId, StampedEvent, TaskId};
 
 /// A conversation in a list.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Conversation")]
 pub struct ConversationItem {
     /// The id of its session.
     pub session: String,
@@ -47,8 +50,8 @@ pub struct ConversationItem {
     pub directory: String,
     /// The beginning of its first prompt; untrusted text.
     pub title: Option<String>,
-    /// The time of its last prompt, as RFC 3339.
-    pub prompted_at: String,
+    /// The time of its last prompt.
+    pub prompted_at: Time,
 }
 
 impl ConversationItem {
@@ -57,7 +60,7 @@ impl ConversationItem {
             session: view.session.to_string(),
             directory: view.directory.to_string_lossy().into_owned(),
             title: view.title.as_ref().map(|title| title.raw().to_owned()),
-            prompted_at: time(view.at_us),
+            prompted_at: Time(view.at_us),
         }
     }
 }

@@ -8,56 +8,67 @@ use axum::response::{IntoResponse as _, Response};
 use base64::Engine as _;
 use base64::alphabet::STANDARD as STANDARD_ALPHABET;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::error::ApiError;
 use super::request_context::RequestContext;
-use super::views::{List, respond_ok, time};
+use super::views::{List, respond_ok};
 use super::{AppState, HandlerResult};
 use crate::api::http::ProblemKind;
+use crate::api::time::Time;
 use marshal_config::Approver;
 use marshal_fleet::{FileWrite, FilesError, HostAccessError, Parents};
 use marshal_model::limits::{HTTP_PUT_BYTES, STORE_PAGE};
 use marshal_model::{Role, WorkspaceName};
-use marshal_store::{Author, AuthorKind, Base, ContentState, Diff, Origin, StoreError, Version};
+use marshal_store::{
+    Author, AuthorKind, Base, Cause, ContentState, Diff, Origin, StoreError, Version,
+};
 
-#[derive(Serialize)]
-struct WorkspaceView {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Workspace")]
+pub(super) struct WorkspaceView {
     name: String,
 }
 
-#[derive(Serialize)]
-struct AuthorView {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "FileAuthor")]
+pub(super) struct AuthorView {
+    #[schemars(extend("enum" = words!(AuthorKind)))]
     kind: &'static str,
     name: String,
 }
 
-#[derive(Serialize)]
-struct VersionView {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "FileVersion")]
+pub(super) struct VersionView {
     path: String,
     version: u64,
     base: Option<u64>,
+    #[schemars(extend("enum" = words!(Cause)))]
     cause: &'static str,
     author: AuthorView,
     task: Option<String>,
-    at: String,
+    at: Time,
     bytes: u64,
     sha256: Option<String>,
+    #[schemars(extend("enum" = ["kept", "measured", "gone"]))]
     held: &'static str,
     executable: bool,
 }
 
 /// A version with the file's content.
-#[derive(Serialize)]
-struct FileView {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "File")]
+pub(super) struct FileView {
     version: VersionView,
     #[serde(flatten)]
     holds: FileContent,
 }
 
 /// The whole content of a file.
-#[derive(Serialize, Default)]
-struct FileContent {
+#[derive(Serialize, Default, JsonSchema)]
+pub(super) struct FileContent {
     /// The content, if it is text.
     content: Option<String>,
     /// The content in base64, if it is not text or has control characters, which would be six times
@@ -88,14 +99,19 @@ impl FileContent {
     }
 }
 
-#[derive(Serialize)]
-struct DiffView {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "FileDiff")]
+pub(super) struct DiffView {
     from: u64,
     to: u64,
+    #[schemars(extend("enum" = ["same", "text", "binary", "too_long", "not_held"]))]
     kind: &'static str,
     text: Option<String>,
     cut: bool,
 }
+
+/// The greatest number that every JSON reader keeps exactly.
+const NUMBER: u64 = (1 << 53) - 1;
 
 /// Accepts all base64 that the pattern in the OpenAPI document accepts.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
@@ -103,13 +119,24 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
 );
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Put {
+#[schemars(rename = "NewFile")]
+#[schemars(
+    example = serde_json::json!({"content": "# Notes\n"}),
+    extend("if" = {"required": ["content"]}, "then" = {"not": {"required": ["base64"]}}, "else" = {"required": ["base64"]})
+)]
+pub(super) struct Put {
     #[serde(default, deserialize_with = "text")]
+    #[schemars(with = "String", length(max = HTTP_PUT_BYTES))]
     content: Option<String>,
+    /// The content in base64, for bytes that are not text.
     #[serde(default, deserialize_with = "text")]
+    #[schemars(with = "String", length(max = HTTP_PUT_BYTES.div_ceil(3) * 4), regex(pattern = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"))]
     base64: Option<String>,
+    /// The version that this one is based on; 0 means that the file must not exist; if omitted, any
+    /// version is replaced.
+    #[schemars(range(max = NUMBER))]
     base: Option<u64>,
 }
 
@@ -140,10 +167,16 @@ impl Put {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Restore {
+#[schemars(rename = "RestoreFile")]
+#[schemars(example = serde_json::json!({"version": 1}))]
+pub(super) struct Restore {
+    #[schemars(range(min = 1, max = NUMBER))]
     version: u64,
+    /// The version that this one is based on; 0 means that the file must not exist; if omitted, any
+    /// version is replaced.
+    #[schemars(range(max = NUMBER))]
     base: Option<u64>,
 }
 
@@ -159,7 +192,7 @@ impl VersionView {
                 name: version.origin.author.name.raw().to_owned(),
             },
             task: version.origin.task.clone(),
-            at: time(version.at_ms.saturating_mul(1000)),
+            at: Time::from_ms(version.at_ms),
             bytes: version.bytes,
             sha256: version.digest.map(|digest| digest.to_string()),
             held: match version.content_state {

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::ApiError;
@@ -16,8 +17,9 @@ use marshal_fleet::{OperatorError, Readiness, SlotView};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, PoolPhase, SlotId, SlotState};
 
-#[derive(Serialize)]
-struct Summary {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Fleet")]
+pub(super) struct Summary {
     version: &'static str,
     ready: bool,
     /// Why the supervisor is not ready.
@@ -180,9 +182,13 @@ fn pool_of(app: &AppState, request: &RequestContext) -> Result<PoolName, ApiErro
         .map_err(|_| ApiError::not_found("there is no such pool"))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Size {
+#[schemars(rename = "PoolSize")]
+#[schemars(example = serde_json::json!({"size": 2}))]
+pub(super) struct Size {
+    /// At most the number of slots that the configuration gives the pool.
+    #[schemars(range(min = 1))]
     size: u16,
 }
 

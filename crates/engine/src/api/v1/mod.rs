@@ -13,6 +13,24 @@
     reason = "all handlers have one form, whether they wait or can fail or not"
 )]
 
+/// The words of an enum, for a schema; with `null`, for a value that may be missing.
+macro_rules! words {
+    ($of:ty) => {
+        <$of>::ALL
+            .iter()
+            .map(|of| of.as_str())
+            .collect::<Vec<&str>>()
+    };
+    ($of:ty, null) => {
+        <$of>::ALL
+            .iter()
+            .map(|of| Some(of.as_str()))
+            .chain([None])
+            .collect::<Vec<Option<&str>>>()
+    };
+}
+pub(super) use words;
+
 mod approvals;
 mod chats;
 pub mod conversations;
@@ -30,6 +48,7 @@ mod request_context;
 mod rounds;
 pub mod routes;
 pub mod runs;
+mod schemas;
 mod sessions;
 mod supervisor;
 mod tasks;
@@ -47,18 +66,19 @@ use axum::http::Method;
 use axum::response::Response;
 use axum::routing::any;
 use axum::{Extension, Router};
-use serde_json::Value;
 use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-pub use self::overlays::{OverlayHandler, OverlayOrder, OverlayRefusal};
+pub use self::overlays::{
+    OverlayChange, OverlayHandler, OverlayOrder, OverlayRefusal, OverlayView,
+};
 pub use self::reload::{ConfigReloader, MaskBuilder};
+pub use self::supervisor::AgentView;
 
 use self::error::ApiError;
 use self::journal_reader::JournalReader;
 use self::request_context::RequestContext;
 use self::routes::Route;
-pub(super) use self::views::time;
 use super::approval_events::ConnectionDeadline;
 use super::guard::{RouteRoles, RouteScope, with_guard};
 use super::http::Tls;
@@ -80,7 +100,7 @@ type HandlerResult = Result<Response, ApiError>;
 type Handler = fn(AppState, RequestContext) -> Pin<Box<dyn Future<Output = HandlerResult> + Send>>;
 
 /// Detects the agents of this host when it is called; may block.
-pub type AgentLister = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
+pub type AgentLister = Arc<dyn Fn() -> Vec<AgentView> + Send + Sync>;
 
 /// Operations on this host, provided by the command line.
 pub struct Host {

@@ -1,4 +1,4 @@
-//! The OpenAPI 3.1 document: made from [`all_routes`] and `schemas.json`.
+//! The OpenAPI 3.1 document: made from [`all_routes`] and the types that they name.
 //!
 //! Owns its format, which `docs/openapi.json` and `/api/v1/openapi.json` share. Must not know what
 //! a route does.
@@ -6,12 +6,14 @@
 use serde_json::{Map, Value, json};
 
 use super::request_context::{LONGEST_PAGE, RequestContext};
-use super::routes::{NO_BODY, ParamKind, QueryParam, Route, STREAM, WEB_SOCKET, all_routes};
+use super::routes::{Answer, ParamKind, QueryParam, Route, all_routes};
+use super::schemas::{Generators, schema_of};
 use super::views::respond_ok;
 use super::{AppState, HandlerResult};
+use crate::api::http::Problem;
 
-/// The schemas of request and response bodies.
-const SCHEMAS: &str = include_str!("schemas.json");
+/// The media type of a stream.
+const STREAM: &str = "text/event-stream";
 
 /// The error statuses of every route.
 const COMMON_ERRORS: [u16; 8] = [400, 401, 403, 411, 413, 421, 429, 503];
@@ -52,17 +54,23 @@ fn table() -> String {
 
 fn document() -> Value {
     let mut paths = Map::new();
-    for route in all_routes().filter(|route| route.response.1 != WEB_SOCKET) {
+    let mut schemas = Generators::new();
+    for route in all_routes() {
+        if matches!(route.response.1, Answer::WebSocket) {
+            continue;
+        }
         // A parameter for the rest of a path is one parameter to a client, with its slashes encoded
         // or not.
         let path = route.path.replace("{*", "{");
         let of_path = paths.entry(path).or_insert_with(|| json!({}));
         if let Value::Object(of_path) = of_path {
             let method = route.method.as_str().to_ascii_lowercase();
-            of_path.insert(method, operation(route));
+            of_path.insert(method, operation(route, &mut schemas));
         }
     }
-    let schemas: Value = serde_json::from_str(SCHEMAS).unwrap_or_default();
+    let problem = schema_of::<Problem<'_>>(&mut schemas.answers);
+    debug_assert_eq!(problem.as_value(), &schema_ref("Problem"));
+    let schemas = schemas.into_definitions();
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -113,7 +121,7 @@ fn schema_ref(schema: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{schema}")})
 }
 
-fn operation(route: &Route) -> Value {
+fn operation(route: &Route, schemas: &mut Generators) -> Value {
     let mut parameters: Vec<Value> = names(route.path).map(in_path).collect();
     parameters.extend(route.query.iter().map(in_query));
     parameters.extend(route.headers.iter().map(|(name, does, longest)| {
@@ -128,10 +136,10 @@ fn operation(route: &Route) -> Value {
         "tags": [tag(route.path)],
         "x-role": route.role.as_str(),
         "parameters": parameters,
-        "responses": responses(route),
+        "responses": responses(route, schemas),
     });
     if let (Some(body), Value::Object(entries)) = (route.body, &mut operation) {
-        let content = json!({"application/json": {"schema": schema_ref(body)}});
+        let content = json!({"application/json": {"schema": body(&mut schemas.bodies)}});
         let body = json!({"required": true, "content": content});
         entries.insert("requestBody".to_owned(), body);
     }
@@ -178,12 +186,14 @@ fn in_query(key: &QueryParam) -> Value {
     })
 }
 
-fn responses(route: &Route) -> Value {
-    let (status, schema) = route.response;
-    let done = match schema {
-        NO_BODY => json!({}),
-        STREAM => json!({STREAM: {"schema": {"type": "string"}}}),
-        schema => json!({"application/json": {"schema": schema_ref(schema)}}),
+fn responses(route: &Route, schemas: &mut Generators) -> Value {
+    let (status, answer) = route.response;
+    let done = match answer {
+        Answer::Nothing | Answer::WebSocket => json!({}),
+        Answer::Stream => json!({STREAM: {"schema": {"type": "string"}}}),
+        Answer::Json(schema) => {
+            json!({"application/json": {"schema": schema(&mut schemas.answers)}})
+        }
     };
     let mut all = Map::new();
     let mut put = |status: u16, content: Value| {
@@ -195,7 +205,7 @@ fn responses(route: &Route) -> Value {
         }
         all.insert(status.to_string(), response);
     };
-    if schema == STREAM {
+    if matches!(answer, Answer::Stream) {
         // The same stream over a WebSocket, if the request asks for an upgrade.
         put(101, json!({}));
     }
@@ -222,24 +232,47 @@ fn responses(route: &Route) -> Value {
 mod tests {
     use std::collections::BTreeSet;
 
+    #[test]
+    fn no_reference_dangles_and_what_is_read_is_written_alike() {
+        let document = document();
+        let schemas = document["components"]["schemas"].as_object();
+        let schemas = schemas.expect("schemas");
+        let text = serde_json::to_string(&document).expect("JSON");
+        for reference in text.split("#/components/schemas/").skip(1) {
+            let name = reference.split('"').next().expect("a name");
+            assert!(schemas.contains_key(name), "there is no {name}");
+        }
+        let mut made = Generators::new();
+        for route in all_routes() {
+            if let Some(body) = route.body {
+                body(&mut made.bodies);
+            }
+            if let Answer::Json(schema) = route.response.1 {
+                schema(&mut made.answers);
+            }
+        }
+        let [bodies, answers] = [&made.bodies, &made.answers].map(SchemaGenerator::definitions);
+        for name in bodies.keys() {
+            assert!(!answers.contains_key(name), "{name} has two meanings");
+        }
+    }
+
+    use schemars::SchemaGenerator;
+
     use super::*;
 
     #[test]
     fn every_route_has_a_name_and_schemas_of_its_own_and_no_schema_is_left_over() {
-        let schemas: Map<String, Value> = serde_json::from_str(SCHEMAS).expect("schemas");
-        let text = serde_json::to_string(&document()).expect("JSON");
-        for name in schemas.keys() {
+        let document = document();
+        let text = serde_json::to_string(&document).expect("JSON");
+        let schemas = document["components"]["schemas"].as_object();
+        for name in schemas.expect("schemas").keys() {
             let uses = text.matches(&format!("schemas/{name}\"")).count();
             assert!(uses > 0, "nothing uses {name}");
         }
         let mut seen = BTreeSet::new();
         for route in all_routes() {
             assert!(seen.insert(route.name), "{} is there twice", route.name);
-            for schema in route.body.iter().chain([&route.response.1]) {
-                let known =
-                    [STREAM, NO_BODY, WEB_SOCKET].contains(schema) || schemas.contains_key(*schema);
-                assert!(known, "{}: no schema {schema}", route.path);
-            }
         }
         let places: Vec<(&str, &str)> = all_routes()
             .map(|route| (route.path, route.method.as_str()))

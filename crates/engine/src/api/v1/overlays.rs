@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use axum::http::StatusCode;
-use serde::Deserialize;
-use serde_json::Value;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::error::ApiError;
 use super::request_context::RequestContext;
@@ -59,19 +59,64 @@ impl From<OverlayRefusal> for ApiError {
     }
 }
 
+/// The changes in an overlay, and what was done with them.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Overlay")]
+pub struct OverlayView {
+    /// Its session.
+    pub session: String,
+    /// The number of changes.
+    pub changes: usize,
+    /// The changes, as far as they fit into one answer.
+    pub items: Vec<OverlayChange>,
+    /// Why the changes are incomplete.
+    pub cut: Option<String>,
+    /// Whether they were applied.
+    pub applied: bool,
+    /// What an earlier apply left to do.
+    pub note: Option<String>,
+}
+
+/// One change in an overlay.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct OverlayChange {
+    path: String,
+    change: String,
+    /// What the file is, if other programs run or obey it outside of the sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    outside: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    conflict: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    asked: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mode_before: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mode_after: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    diff: Option<String>,
+}
+
 /// Carries out an operation; may block.
 pub type OverlayHandler =
-    Arc<dyn Fn(&SessionId, OverlayOrder) -> Result<Value, OverlayRefusal> + Send + Sync>;
+    Arc<dyn Fn(&SessionId, OverlayOrder) -> Result<OverlayView, OverlayRefusal> + Send + Sync>;
 
 /// The body of `…/apply`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Apply {
+pub(super) struct Apply {
+    /// Check only whether the apply is possible.
     #[serde(default)]
     check: bool,
+    /// Also apply changes for which the policy asks a person; requires the role approve.
     #[serde(default)]
     yes: bool,
+    /// Also apply these files, and what is below these directories, although other programs run or
+    /// obey them outside of the sandbox; requires the role approve.
     #[serde(default)]
+    #[schemars(length(max = ALLOWED))]
     allow: Vec<String>,
 }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
+use schemars::JsonSchema;
 use serde::Serialize;
 use toml::{Table, Value};
 
@@ -33,8 +34,8 @@ const DEPTH: usize = 3;
 const NAMED: usize = 200;
 
 /// The keys that were applied, and those that need a restart.
-#[derive(Serialize)]
-struct Reloaded {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Reloaded {
     policies: usize,
     /// Whether the whole file is in force.
     config: bool,

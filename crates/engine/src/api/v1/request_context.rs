@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::error::ApiError;
-use super::routes::{ParamKind, Route, STREAM, WEB_SOCKET};
+use super::routes::{Answer, ParamKind, Route};
 use crate::api::tokens::Caller;
 use crate::api::web_socket::UpgradeRequest;
 use marshal_model::limits;
@@ -50,14 +50,20 @@ impl RequestContext {
         let headers = request.headers().clone();
         let (mut parts, body) = request.into_parts();
         let socket = match route.response.1 {
-            STREAM | WEB_SOCKET => UpgradeRequest::from_parts(&mut parts)
+            Answer::Stream | Answer::WebSocket => UpgradeRequest::from_parts(&mut parts)
                 .await
                 .map_err(ApiError::bad_request)?,
-            _ => None,
+            Answer::Nothing | Answer::Json(_) => None,
         };
-        let body = match route.body {
-            None => Vec::new(),
-            Some(_) => json_body(&headers, body, route.body_bytes).await?,
+        // Only the supervisor's user may have it keep this much.
+        let most = match caller.uid {
+            Some(_) => route.body_bytes,
+            None => route.body_bytes.min(limits::HTTP_PUT_BODY_BYTES),
+        };
+        let body = if route.body.is_some() {
+            json_body(&headers, body, most).await?
+        } else {
+            Vec::new()
         };
         Ok(Self {
             caller,

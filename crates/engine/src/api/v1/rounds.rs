@@ -3,8 +3,8 @@
 //! Must not know how the limits are enforced.
 
 use axum::http::StatusCode;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::error::ApiError;
 use marshal_journal::StoredChat;
@@ -12,9 +12,34 @@ use marshal_model::budget::{NANOS_PER_DOLLAR, nanos_from_dollars};
 use marshal_model::{ChatBounds, ChatMode, ChatPhase, TurnOutcome};
 
 /// The limits of an autonomous chat or a plan.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "ChatLimits")]
 pub(super) struct Bounds {
+    turns: Option<u32>,
+    #[schemars(range(max = i64::MAX))]
+    seconds: Option<u64>,
+    #[schemars(range(max = i64::MAX))]
+    tokens: Option<u64>,
+    #[schemars(range(min = 0))]
+    cost_usd: Option<f64>,
+}
+
+/// The progress of an autonomous chat.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ChatRounds")]
+pub(super) struct Rounds {
+    ended: bool,
+    outcome: Option<&'static str>,
+    reason: Option<String>,
+    check: Option<String>,
+    plan_id: Option<String>,
+    limits: RoundLimits,
+}
+
+/// The limits in force; `None` for one that is not set.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct RoundLimits {
     turns: Option<u32>,
     seconds: Option<u64>,
     tokens: Option<u64>,
@@ -40,23 +65,23 @@ impl Bounds {
     }
 }
 
-/// Returns the progress of such a chat; null for an ordinary one.
-pub(super) fn view(chat: &StoredChat) -> Value {
+/// Returns the progress of such a chat; `None` for an ordinary one.
+pub(super) fn view(chat: &StoredChat) -> Option<Rounds> {
     if chat.mode != ChatMode::Autonomous {
-        return Value::Null;
+        return None;
     }
     let (settings, progress) = (&chat.settings, &chat.progress);
-    json!({
-        "ended": chat.phase == Some(ChatPhase::Ended),
-        "outcome": progress.outcome.map(TurnOutcome::as_str),
-        "reason": progress.reason,
-        "check": settings.check_command,
-        "plan_id": settings.plan_path,
-        "limits": {
-            "turns": settings.bounds.turns,
-            "seconds": settings.bounds.seconds,
-            "tokens": settings.bounds.tokens,
-            "cost_usd": settings.bounds.cost.map(in_dollars),
+    Some(Rounds {
+        ended: chat.phase == Some(ChatPhase::Ended),
+        outcome: progress.outcome.map(TurnOutcome::as_str),
+        reason: progress.reason.clone(),
+        check: settings.check_command.clone(),
+        plan_id: settings.plan_path.clone(),
+        limits: RoundLimits {
+            turns: settings.bounds.turns,
+            seconds: settings.bounds.seconds,
+            tokens: settings.bounds.tokens,
+            cost_usd: settings.bounds.cost.map(in_dollars),
         },
     })
 }

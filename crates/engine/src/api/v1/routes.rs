@@ -4,8 +4,8 @@
 //! Owns the parameters, the responses, the errors and the required role of each route. Must not know
 //! how a request is read.
 //!
-//! To add a route, add its row here, its handler in `engine/api/v1/`, its schemas in `schemas.json`
-//! and a test in `tests/drills/api/`. Then run `marshal api schema > docs/openapi.json` and put the table of
+//! To add a route, add its row here, its handler in `engine/api/v1/` and a test in
+//! `tests/drills/api/`. Its schemas come from the types that it names. Then run `marshal api schema > docs/openapi.json` and put the table of
 //! `marshal api routes` into `docs/rest.md`.
 
 mod chats;
@@ -13,10 +13,26 @@ mod files;
 
 use axum::http::Method;
 
+use super::chats::{Message, TurnTaken};
+use super::conversations::ConversationItem;
+use super::files::WorkspaceView;
+use super::fleet::{Size, Summary};
+use super::overlays::{Apply, OverlayView};
+use super::reload::Reloaded;
+use super::runs::{NewRun, RunView, SupervisorView};
+use super::schemas::{Config, OpenApi, SchemaOf, schema_of};
+use super::sessions::{CommandBody, CommandReply};
+use super::supervisor::{AgentView, Stopping};
+use super::tasks::SubmittedTask;
+use super::views::{List, Session, Task};
 use super::{
     Handler, approvals, conversations, events, files as pages, fleet, openapi, overlays, reload,
     runs, sessions, supervisor, tasks,
 };
+use crate::api::approvals::{AnswerLine, AnswerReceiptView, ApprovalView};
+use crate::api::listing::{Pool, Slot};
+use crate::api::policies::PolicyStatusView;
+use crate::api::task_body::NewTask;
 use marshal_model::limits;
 use marshal_model::{PoolPhase, Role};
 
@@ -81,23 +97,29 @@ pub struct Route {
     /// Headers that the handler reads: name, description, maximum length in characters.
     pub headers: &'static [(&'static str, &'static str, usize)],
     /// The schema of the request body; `None` if the route takes none.
-    pub body: Option<&'static str>,
+    pub body: Option<SchemaOf>,
     /// The maximum size of the request body in bytes.
     pub body_bytes: u64,
-    /// Status and schema of the successful response.
-    pub response: (u16, &'static str),
+    /// Status and content of the successful response.
+    pub response: (u16, Answer),
     /// Error statuses in addition to those of every route.
     pub error_statuses: &'static [u16],
     pub(super) handler: Handler,
 }
 
-/// The `response` schema name of a stream of server-sent events.
-pub const STREAM: &str = "text/event-stream";
-/// The `response` schema name of a route that becomes a WebSocket. The OpenAPI document cannot say
-/// what it carries, and leaves it out.
-pub const WEB_SOCKET: &str = "websocket";
-/// The `response` schema name of a response without a body.
-pub const NO_BODY: &str = "";
+/// What a successful response carries.
+#[derive(Debug, Clone, Copy)]
+pub enum Answer {
+    /// No body.
+    Nothing,
+    /// JSON.
+    Json(SchemaOf),
+    /// Server-sent events, or a WebSocket with the same events.
+    Stream,
+    /// Messages of both sides over a WebSocket. The OpenAPI document cannot say what it carries, and
+    /// leaves it out.
+    WebSocket,
+}
 
 const LIMIT: QueryParam = QueryParam {
     name: "limit",
@@ -131,7 +153,7 @@ const READ_ONLY: Route = Route {
     headers: &[],
     body: None,
     body_bytes: limits::HTTP_BODY_BYTES,
-    response: (200, ""),
+    response: (200, Answer::Nothing),
     error_statuses: &[],
     handler: |app, request| Box::pin(fleet::summary(app, request)),
 };
@@ -154,7 +176,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/agents",
         name: "listAgents",
         summary: "List the built-in agents and which of them this host has",
-        response: (200, "AgentList"),
+        response: (200, Answer::Json(schema_of::<List<AgentView>>)),
         handler: |app, request| Box::pin(supervisor::agents(app, request)),
         ..READ_ONLY
     },
@@ -171,7 +193,7 @@ static ROUTES: &[Route] = &[
             LIMIT,
             CURSOR,
         ],
-        response: (200, "ApprovalList"),
+        response: (200, Answer::Json(schema_of::<List<ApprovalView>>)),
         handler: |app, request| Box::pin(approvals::list(app, request)),
         ..READ_ONLY
     },
@@ -179,7 +201,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/approvals/{approval}",
         name: "getApproval",
         summary: "Get one approval with all its details",
-        response: (200, "Approval"),
+        response: (200, Answer::Json(schema_of::<ApprovalView>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(approvals::get(app, request)),
         ..READ_ONLY
@@ -189,8 +211,8 @@ static ROUTES: &[Route] = &[
         role: Role::Approve,
         name: "answerApproval",
         summary: "Answer an approval; returns when the answer is durable",
-        body: Some("ApprovalAnswer"),
-        response: (200, "ApprovalAnswered"),
+        body: Some(schema_of::<AnswerLine>),
+        response: (200, Answer::Json(schema_of::<AnswerReceiptView>)),
         handler: |app, request| Box::pin(approvals::answer(app, request)),
         ..MUTATING
     },
@@ -198,7 +220,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/config",
         name: "getConfig",
         summary: "Get the active configuration, with all secrets hidden",
-        response: (200, "Config"),
+        response: (200, Answer::Json(schema_of::<Config>)),
         handler: |app, request| Box::pin(supervisor::config(app, request)),
         ..READ_ONLY
     },
@@ -207,7 +229,7 @@ static ROUTES: &[Route] = &[
         role: Role::Admin,
         name: "reloadConfig",
         summary: "Reload the configuration file and the policies; lists the keys that require a restart",
-        response: (200, "Reloaded"),
+        response: (200, Answer::Json(schema_of::<Reloaded>)),
         error_statuses: &[422],
         handler: |app, request| Box::pin(reload::reload(app, request)),
         ..MUTATING
@@ -235,7 +257,7 @@ static ROUTES: &[Route] = &[
             },
         ],
         headers: LAST_EVENT,
-        response: (200, STREAM),
+        response: (200, Answer::Stream),
         error_statuses: &[],
         handler: |app, request| Box::pin(events::stream_fleet(app, request)),
         ..READ_ONLY
@@ -244,7 +266,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/fleet",
         name: "getFleet",
         summary: "Get a summary of the fleet: version, readiness, pools, slots by state, pending approvals",
-        response: (200, "Fleet"),
+        response: (200, Answer::Json(schema_of::<Summary>)),
         handler: |app, request| Box::pin(fleet::summary(app, request)),
         ..READ_ONLY
     },
@@ -252,7 +274,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/openapi.json",
         name: "getOpenapi",
         summary: "Get this document",
-        response: (200, "OpenApi"),
+        response: (200, Answer::Json(schema_of::<OpenApi>)),
         handler: |app, request| Box::pin(openapi::page(app, request)),
         ..READ_ONLY
     },
@@ -260,7 +282,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/policies",
         name: "getPolicies",
         summary: "Get the policy of each pool and the result of the last reload",
-        response: (200, "Policies"),
+        response: (200, Answer::Json(schema_of::<PolicyStatusView>)),
         handler: |app, request| Box::pin(supervisor::policies(app, request)),
         ..READ_ONLY
     },
@@ -269,7 +291,7 @@ static ROUTES: &[Route] = &[
         role: Role::Admin,
         name: "reloadPolicies",
         summary: "Reload the policies; either all of them take effect or none does",
-        response: (200, "Policies"),
+        response: (200, Answer::Json(schema_of::<PolicyStatusView>)),
         error_statuses: &[422],
         handler: |app, request| Box::pin(supervisor::reload_policies(app, request)),
         ..MUTATING
@@ -279,7 +301,7 @@ static ROUTES: &[Route] = &[
         name: "listPools",
         summary: "List the pools, by name",
         query: &[LIMIT, CURSOR],
-        response: (200, "PoolList"),
+        response: (200, Answer::Json(schema_of::<List<Pool>>)),
         handler: |app, request| Box::pin(fleet::pools(app, request)),
         ..READ_ONLY
     },
@@ -287,7 +309,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/pools/{pool}",
         name: "getPool",
         summary: "Get one pool",
-        response: (200, "Pool"),
+        response: (200, Answer::Json(schema_of::<Pool>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(fleet::pool(app, request)),
         ..READ_ONLY
@@ -309,7 +331,7 @@ static ROUTES: &[Route] = &[
                 summary: "the conversation to load; a new one by default",
             },
         ],
-        response: (101, WEB_SOCKET),
+        response: (101, Answer::WebSocket),
         error_statuses: &[404, 409, 422],
         handler: |app, request| Box::pin(conversations::open(app, request)),
         ..READ_ONLY
@@ -319,7 +341,7 @@ static ROUTES: &[Route] = &[
         name: "listConversations",
         summary: "List the conversations of editors that can be loaded, newest first",
         query: &[CURSOR],
-        response: (200, "ConversationList"),
+        response: (200, Answer::Json(schema_of::<List<ConversationItem>>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(conversations::list(app, request)),
         ..READ_ONLY
@@ -328,7 +350,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/pools/{pool}/drain",
         name: "drainPool",
         summary: "Start no more tasks; running tasks finish, and idle children are stopped",
-        response: (200, "Pool"),
+        response: (200, Answer::Json(schema_of::<Pool>)),
         handler: |app, request| Box::pin(fleet::set_phase(app, request, PoolPhase::Draining)),
         ..MUTATING
     },
@@ -336,7 +358,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/pools/{pool}/pause",
         name: "pausePool",
         summary: "Start no more tasks; slots keep their children",
-        response: (200, "Pool"),
+        response: (200, Answer::Json(schema_of::<Pool>)),
         handler: |app, request| Box::pin(fleet::set_phase(app, request, PoolPhase::Paused)),
         ..MUTATING
     },
@@ -344,8 +366,8 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/pools/{pool}/resize",
         name: "resizePool",
         summary: "Set how many slots receive tasks, the first N; the others finish their current task",
-        body: Some("PoolSize"),
-        response: (200, "Pool"),
+        body: Some(schema_of::<Size>),
+        response: (200, Answer::Json(schema_of::<Pool>)),
         handler: |app, request| Box::pin(fleet::resize(app, request)),
         ..MUTATING
     },
@@ -353,7 +375,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/pools/{pool}/resume",
         name: "resumePool",
         summary: "Start tasks again after a drain or a pause",
-        response: (200, "Pool"),
+        response: (200, Answer::Json(schema_of::<Pool>)),
         handler: |app, request| Box::pin(fleet::set_phase(app, request, PoolPhase::Running)),
         ..MUTATING
     },
@@ -361,9 +383,9 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/runs",
         name: "submitRun",
         summary: "Submit tasks as one run; returns when all of them are durable, or none is",
-        body: Some("NewRun"),
+        body: Some(schema_of::<NewRun>),
         body_bytes: limits::RUN_BODY_BYTES as u64,
-        response: (202, "Run"),
+        response: (202, Answer::Json(schema_of::<RunView>)),
         error_statuses: &[409, 422],
         handler: |app, request| Box::pin(runs::submit_named(app, request)),
         ..MUTATING
@@ -372,7 +394,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/runs/{run}",
         name: "getRun",
         summary: "Get a run that goes on, or one of the last that ended",
-        response: (200, "Run"),
+        response: (200, Answer::Json(schema_of::<RunView>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(app.runs().get(request)),
         ..READ_ONLY
@@ -381,7 +403,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/runs/{run}/cancel",
         name: "cancelRun",
         summary: "Cancel a run: its running turns end, its waiting tasks are skipped; each still gets a report",
-        response: (202, "Run"),
+        response: (202, Answer::Json(schema_of::<RunView>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(app.runs().cancel(request)),
         ..MUTATING
@@ -395,7 +417,7 @@ static ROUTES: &[Route] = &[
             kind: ParamKind::Flag,
             summary: "also the stored events from the run's beginning; true by default",
         }],
-        response: (200, STREAM),
+        response: (200, Answer::Stream),
         error_statuses: &[404],
         handler: |app, request| Box::pin(app.runs().stream(request)),
         ..READ_ONLY
@@ -414,7 +436,7 @@ static ROUTES: &[Route] = &[
             LIMIT,
             CURSOR,
         ],
-        response: (200, "SessionList"),
+        response: (200, Answer::Json(schema_of::<List<Session>>)),
         handler: |app, request| Box::pin(sessions::list(app, request)),
         ..READ_ONLY
     },
@@ -422,7 +444,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/sessions/{session}",
         name: "getSession",
         summary: "Get one session",
-        response: (200, "Session"),
+        response: (200, Answer::Json(schema_of::<Session>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(sessions::get(app, request)),
         ..READ_ONLY
@@ -431,8 +453,8 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/sessions/{session}/apply",
         name: "applySession",
         summary: "Apply the overlay of a session to its workspace, as `marshal apply` does",
-        body: Some("Apply"),
-        response: (200, "Overlay"),
+        body: Some(schema_of::<Apply>),
+        response: (200, Answer::Json(schema_of::<OverlayView>)),
         handler: |app, request| Box::pin(overlays::apply(app, request)),
         ..MUTATING
     },
@@ -440,9 +462,9 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/sessions/{session}/commands",
         name: "commandSession",
         summary: "Send one of the agent's own commands to the agent of a session; returns the agent's answer",
-        body: Some("Command"),
+        body: Some(schema_of::<CommandBody>),
         body_bytes: chats::BODY_BYTES,
-        response: (200, "CommandSaid"),
+        response: (200, Answer::Json(schema_of::<CommandReply>)),
         error_statuses: &[404, 409, 422, 504],
         handler: |app, request| Box::pin(sessions::command(app, request)),
         ..MUTATING
@@ -451,7 +473,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/sessions/{session}/diff",
         name: "diffSession",
         summary: "Get the changes in the overlay of a session, as `marshal diff` shows them",
-        response: (200, "Overlay"),
+        response: (200, Answer::Json(schema_of::<OverlayView>)),
         error_statuses: &[404, 409],
         handler: |app, request| Box::pin(overlays::diff(app, request)),
         ..READ_ONLY
@@ -466,7 +488,7 @@ static ROUTES: &[Route] = &[
             summary: "start after the event with this id; from the first event by default",
         }],
         headers: LAST_EVENT,
-        response: (200, STREAM),
+        response: (200, Answer::Stream),
         error_statuses: &[404],
         handler: |app, request| Box::pin(events::stream_session(app, request)),
         ..READ_ONLY
@@ -475,7 +497,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/sessions/{session}/interrupt",
         name: "interruptSession",
         summary: "Cancel the turn of a session; the session continues if the agent supports that",
-        response: (202, "Session"),
+        response: (202, Answer::Json(schema_of::<Session>)),
         handler: |app, request| Box::pin(sessions::interrupt(app, request)),
         ..MUTATING
     },
@@ -488,9 +510,9 @@ static ROUTES: &[Route] = &[
             "the same message with the same key is accepted once",
             limits::TURN_KEY_BYTES,
         )],
-        body: Some("Message"),
+        body: Some(schema_of::<Message>),
         body_bytes: chats::BODY_BYTES,
-        response: (202, "TurnTaken"),
+        response: (202, Answer::Json(schema_of::<TurnTaken>)),
         error_statuses: &[404, 409, 422],
         handler: |app, request| Box::pin(sessions::prompt(app, request)),
         ..MUTATING
@@ -499,7 +521,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/sessions/{session}/stop",
         name: "stopSession",
         summary: "End a session after cancelling its turn",
-        response: (202, "Session"),
+        response: (202, Answer::Json(schema_of::<Session>)),
         handler: |app, request| Box::pin(sessions::stop(app, request)),
         ..MUTATING
     },
@@ -517,7 +539,7 @@ static ROUTES: &[Route] = &[
             LIMIT,
             CURSOR,
         ],
-        response: (200, "SlotList"),
+        response: (200, Answer::Json(schema_of::<List<Slot>>)),
         handler: |app, request| Box::pin(fleet::slots(app, request)),
         ..READ_ONLY
     },
@@ -525,7 +547,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/slots/{pool}/{slot}",
         name: "getSlot",
         summary: "Get one slot",
-        response: (200, "Slot"),
+        response: (200, Answer::Json(schema_of::<Slot>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(fleet::slot(app, request)),
         ..READ_ONLY
@@ -539,7 +561,7 @@ static ROUTES: &[Route] = &[
             kind: ParamKind::Flag,
             summary: "continue with new lines",
         }],
-        response: (200, STREAM),
+        response: (200, Answer::Stream),
         error_statuses: &[404],
         handler: |app, request| Box::pin(app.runs().logs(request)),
         ..READ_ONLY
@@ -549,7 +571,7 @@ static ROUTES: &[Route] = &[
         name: "restartSlot",
         summary: "Stop the slot's child and unpark the slot; its next task starts a new child",
         error_statuses: &[404],
-        response: (202, "Slot"),
+        response: (202, Answer::Json(schema_of::<Slot>)),
         handler: |app, request| Box::pin(fleet::restart(app, request)),
         ..MUTATING
     },
@@ -563,7 +585,7 @@ static ROUTES: &[Route] = &[
             kind: ParamKind::Flag,
             summary: "interrupt the running turns at once",
         }],
-        response: (202, "Stopping"),
+        response: (202, Answer::Json(schema_of::<Stopping>)),
         error_statuses: &[],
         handler: |app, request| Box::pin(supervisor::stop(app, request)),
         ..MUTATING
@@ -572,7 +594,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/supervisor",
         name: "getSupervisor",
         summary: "Get what kind of supervisor this is, its process and the digest of its configuration",
-        response: (200, "Supervisor"),
+        response: (200, Answer::Json(schema_of::<SupervisorView>)),
         handler: |app, _| Box::pin(app.runs().about()),
         ..READ_ONLY
     },
@@ -595,7 +617,7 @@ static ROUTES: &[Route] = &[
             LIMIT,
             CURSOR,
         ],
-        response: (200, "TaskList"),
+        response: (200, Answer::Json(schema_of::<List<Task>>)),
         handler: |app, request| Box::pin(tasks::list(app, request)),
         ..READ_ONLY
     },
@@ -608,9 +630,9 @@ static ROUTES: &[Route] = &[
             "the same task with the same key is accepted once",
             200,
         )],
-        body: Some("NewTask"),
+        body: Some(schema_of::<NewTask>),
         error_statuses: &[422, 429],
-        response: (202, "TaskTaken"),
+        response: (202, Answer::Json(schema_of::<SubmittedTask>)),
         handler: |app, request| Box::pin(tasks::submit(app, request)),
         ..MUTATING
     },
@@ -618,7 +640,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/tasks/{task}",
         name: "getTask",
         summary: "Get one task",
-        response: (200, "Task"),
+        response: (200, Answer::Json(schema_of::<Task>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(tasks::get(app, request)),
         ..READ_ONLY
@@ -627,7 +649,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/tasks/{task}/cancel",
         name: "cancelTask",
         summary: "Cancel a waiting or running task; it still gets a report",
-        response: (202, "Task"),
+        response: (202, Answer::Json(schema_of::<Task>)),
         handler: |app, request| Box::pin(tasks::cancel(app, request)),
         ..MUTATING
     },
@@ -635,7 +657,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces",
         name: "listWorkspaces",
         summary: "List the configured workspaces, by name",
-        response: (200, "WorkspaceList"),
+        response: (200, Answer::Json(schema_of::<List<WorkspaceView>>)),
         handler: |app, request| Box::pin(pages::workspaces(app, request)),
         ..READ_ONLY
     },
@@ -643,7 +665,7 @@ static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces/{workspace}",
         name: "getWorkspace",
         summary: "Get one workspace",
-        response: (200, "Workspace"),
+        response: (200, Answer::Json(schema_of::<WorkspaceView>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(pages::get_workspace(app, request)),
         ..READ_ONLY

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::http::{HeaderValue, StatusCode, header};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::sync::broadcast::error::RecvError;
@@ -19,7 +20,7 @@ use super::event_stream::{self, EventSender};
 use super::fleet::{no_such_slot, slot_param};
 use super::request_context::RequestContext;
 use super::tasks::resolve_workspace;
-use super::views::{respond, respond_ok, time};
+use super::views::{respond, respond_ok};
 use super::{AppState, HandlerResult};
 use crate::api::http::ProblemKind;
 use crate::api::json_lines;
@@ -28,6 +29,7 @@ use crate::api::runs::Runs;
 use crate::api::service::{Fleet, Refusal, SupervisorKind};
 use crate::api::task_body::{TaskBody, TaskFault};
 use crate::api::task_rules;
+use crate::api::time::Time;
 use marshal_fleet::{FleetHandle, LogTail, RunBounds};
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
@@ -62,11 +64,13 @@ impl AppState {
 }
 
 /// What a supervisor says of itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Supervisor")]
 pub struct SupervisorView {
     /// The version of the program.
     pub version: String,
-    /// What kind of supervisor it is: a word of [`SupervisorKind`].
+    /// What kind of supervisor it is.
+    #[schemars(extend("enum" = words!(SupervisorKind)))]
     pub kind: String,
     /// Its process id.
     pub pid: u32,
@@ -75,10 +79,12 @@ pub struct SupervisorView {
 }
 
 /// The body of a new run.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(example = serde_json::json!({"tasks": [{"id": "readme", "prompt": "Read README.md and say what this project is."}]}))]
 pub struct NewRun {
-    /// The tasks, at least one, each with an id.
+    /// The tasks, each with an id of its own.
+    #[schemars(length(min = 1, max = limits::POOL_QUEUE))]
     pub tasks: Vec<TaskBody>,
     /// The limits of the run.
     #[serde(default)]
@@ -86,20 +92,24 @@ pub struct NewRun {
 }
 
 /// The limits of a new run.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "RunBounds")]
 pub struct BoundsBody {
-    /// No task begins at or after this time, as RFC 3339.
+    /// No task begins at or after this time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    until: Option<String>,
+    until: Option<Time>,
     /// How long running tasks may continue after that, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = i64::MAX))]
     grace_ms: Option<u64>,
     /// The cost limit, in US dollars.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100_000_000))]
     max_cost: Option<f64>,
     /// The limit of tokens, read and written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = i64::MAX))]
     max_tokens: Option<u64>,
     /// The limit of concurrent tasks, over all pools.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -116,7 +126,7 @@ impl BoundsBody {
         #[expect(clippy::cast_precision_loss, reason = "nobody has 9 million dollars")]
         let dollars = |cost: u64| cost as f64 / DOLLAR;
         Self {
-            until: bounds.until_us.map(time),
+            until: bounds.until_us.map(Time),
             grace_ms: bounds.grace_ms,
             max_cost: bounds.max_cost.map(dollars),
             max_tokens: bounds.max_tokens,
@@ -125,12 +135,6 @@ impl BoundsBody {
     }
 
     fn into_bounds(self) -> Result<RunBounds, ApiError> {
-        let bad = |key: &str, why: &str| ApiError::bad_request(format!("key \"{key}\" {why}"));
-        let until = self.until.map(|text| {
-            let at = text.parse::<jiff::Timestamp>();
-            at.map(jiff::Timestamp::as_microsecond)
-                .map_err(|_| bad("until", "must be a time as RFC 3339"))
-        });
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -139,13 +143,13 @@ impl BoundsBody {
         let cost = self.max_cost.map(|dollars| {
             let cost = (dollars * DOLLAR).round();
             let is_amount = (0.0..1e18).contains(&cost);
-            let why = "must be an amount in US dollars";
+            let why = "key \"max_cost\" must be an amount in US dollars";
             is_amount
                 .then_some(cost as u64)
-                .ok_or_else(|| bad("max_cost", why))
+                .ok_or_else(|| ApiError::bad_request(why))
         });
         Ok(RunBounds {
-            until_us: until.transpose()?,
+            until_us: self.until.map(|Time(at)| at),
             grace_ms: self.grace_ms,
             max_cost: cost.transpose()?,
             max_tokens: self.max_tokens,
@@ -155,7 +159,8 @@ impl BoundsBody {
 }
 
 /// A run, as clients see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Run")]
 pub struct RunView {
     /// Its id.
     pub run: String,
@@ -491,11 +496,7 @@ mod tests {
             let read: BoundsBody = serde_json::from_str(&body).expect("bounds");
             assert_eq!(read.into_bounds().expect("bounds"), bounds, "{body}");
         }
-        for bad in [
-            r#"{"until":"07:00"}"#,
-            r#"{"max_cost":-1}"#,
-            r#"{"max_cost":1e30}"#,
-        ] {
+        for bad in [r#"{"max_cost":-1}"#, r#"{"max_cost":1e30}"#] {
             let read: BoundsBody = serde_json::from_str(bad).expect("a shape");
             assert!(read.into_bounds().is_err(), "{bad}");
         }

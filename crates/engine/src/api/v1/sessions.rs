@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::ApiError;
@@ -84,19 +85,31 @@ pub(super) async fn prompt(app: AppState, request: RequestContext) -> HandlerRes
 }
 
 /// The body of `…/commands`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CommandBody {
+#[schemars(rename = "Command")]
+pub(super) struct CommandBody {
+    /// The name of the command, without a slash.
+    #[schemars(regex(pattern = r"^[A-Za-z0-9_.:-]{1,64}$"))]
     command: String,
+    /// The arguments: the rest of the line.
     #[serde(default)]
+    #[schemars(
+        length(max = 262_144),
+        regex(pattern = r"^[^\u0000-\u0008\u000b-\u001f\u007f-\u009f]*$")
+    )]
     args: String,
 }
 
 /// The agent's answer to a command.
-#[derive(Serialize)]
-struct CommandReply<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "CommandSaid")]
+pub(super) struct CommandReply {
+    /// False if the agent reported a failure or does not know the command.
     ok: bool,
-    text: &'a str,
+    /// The agent's answer, at most 64 KiB of it.
+    text: String,
+    /// Whether the answer was cut; the event `slash_result` has all of it.
     cut: bool,
 }
 
@@ -117,8 +130,11 @@ pub(super) async fn command(app: AppState, request: RequestContext) -> HandlerRe
         )
     })?;
     let reply = reply.map_err(|error| command_error(&error))?;
-    let (ok, text, cut) = (reply.ok, reply.text.raw(), reply.cut);
-    respond_ok(&CommandReply { ok, text, cut })
+    respond_ok(&CommandReply {
+        ok: reply.ok,
+        text: reply.text.raw().to_owned(),
+        cut: reply.cut,
+    })
 }
 
 fn reply_timeout(detail: impl Into<String>) -> ApiError {

@@ -3,15 +3,35 @@
 //! Must not know how any of them is read.
 
 use axum::http::StatusCode;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::request_context::RequestContext;
-use super::views::{List, respond, respond_ok, to_json_with_times};
+use super::views::{List, respond, respond_ok};
 use super::{AppState, HandlerResult};
 use crate::api::policies::PolicyStatusView;
 use marshal_fleet::Stop;
 use marshal_telemetry::labels::ReloadCause;
+
+/// A built-in agent, as `marshal --json agents` shows it.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Agent")]
+pub struct AgentView {
+    agent: String,
+    title: String,
+    state: String,
+    #[serde(flatten)]
+    more: Map<String, Value>,
+}
+
+/// That the supervisor stops.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Stopping {
+    #[schemars(extend("const" = "stopping"))]
+    state: &'static str,
+}
 
 pub(super) async fn agents(app: AppState, _: RequestContext) -> HandlerResult {
     let agents = tokio::task::spawn_blocking(move || (app.host.agents)()).await;
@@ -22,7 +42,7 @@ pub(super) async fn agents(app: AppState, _: RequestContext) -> HandlerResult {
 
 pub(super) async fn policies(app: AppState, _: RequestContext) -> HandlerResult {
     let status = PolicyStatusView::from_status(&app.fleet.policy_status());
-    respond_ok(&to_json_with_times(&status))
+    respond_ok(&status)
 }
 
 pub(super) async fn reload_policies(app: AppState, request: RequestContext) -> HandlerResult {
@@ -48,7 +68,7 @@ pub(super) async fn stop(app: AppState, request: RequestContext) -> HandlerResul
         tokio::spawn(async move { fleet.stop(Stop::Interrupt).await });
     }
     app.host.stop_requested.cancel();
-    respond(StatusCode::ACCEPTED, &json!({"state": "stopping"}))
+    respond(StatusCode::ACCEPTED, &Stopping { state: "stopping" })
 }
 
 pub(super) async fn config(app: AppState, _: RequestContext) -> HandlerResult {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -90,8 +91,9 @@ pub(super) async fn find_task(
     Ok((run, task, row.ok_or_else(missing)?))
 }
 
-#[derive(Serialize)]
-struct SubmittedTask {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "TaskTaken")]
+pub(super) struct SubmittedTask {
     id: String,
     run: String,
     task: &'static str,

@@ -1,7 +1,7 @@
 //! The JSON views of the routes.
 //!
-//! Owns the formats: lists with cursors, times as RFC 3339. `schemas.json` describes the same to
-//! clients. Must not know where the data comes from.
+//! Owns the formats; the OpenAPI document describes the same to clients, from the same types. Must
+//! not know where the data comes from.
 
 #![allow(
     clippy::struct_field_names,
@@ -10,15 +10,18 @@
 
 use axum::http::StatusCode;
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::HandlerResult;
 use crate::api::approval_routes::json;
+use crate::api::time::Time;
 use marshal_journal::{StoredSession, StoredTask, codec};
 
 /// One page of a list.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "{T}List")]
 pub(super) struct List<T> {
     pub(super) items: Vec<T>,
     /// The cursor of the next page; `None` on the last page.
@@ -53,42 +56,8 @@ pub(super) fn respond_page<T: Serialize>(
     json(StatusCode::OK, &List { items, next })
 }
 
-/// Formats microseconds since the Unix epoch as RFC 3339.
-pub(in crate::api) fn time(at_us: i64) -> String {
-    let at = jiff::Timestamp::from_microsecond(at_us);
-    at.unwrap_or(jiff::Timestamp::UNIX_EPOCH).to_string()
-}
-
-/// Formats milliseconds since the Unix epoch as RFC 3339.
-pub(super) fn time_of_ms(at_ms: i64) -> String {
-    time(at_ms.saturating_mul(1000))
-}
-
-/// Returns the document with an additional `KEY` in RFC 3339 for each `KEY_us` in microseconds.
-pub(super) fn add_rfc3339_times(value: Value) -> Value {
-    match value {
-        Value::Array(items) => items.into_iter().map(add_rfc3339_times).collect(),
-        Value::Object(entries) => {
-            let entry = |(key, value): (String, Value)| match (key.strip_suffix("_us"), &value) {
-                (Some(plain), Value::Number(number)) => {
-                    let at = number.as_i64().map_or(Value::Null, |at| time(at).into());
-                    (plain.to_owned(), at)
-                }
-                _ => (key, add_rfc3339_times(value)),
-            };
-            Value::Object(entries.into_iter().map(entry).collect::<Map<_, _>>())
-        }
-        other => other,
-    }
-}
-
-/// Like [`add_rfc3339_times`], for a serializable value.
-pub(super) fn to_json_with_times(body: &impl Serialize) -> Value {
-    add_rfc3339_times(serde_json::to_value(body).unwrap_or_default())
-}
-
 /// A session.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Session {
     session: String,
     pool: String,
@@ -100,8 +69,8 @@ pub(super) struct Session {
     open: bool,
     /// Whether it has a slot now.
     working: bool,
-    begun_at: String,
-    ended_at: Option<String>,
+    begun_at: Time,
+    ended_at: Option<Time>,
     class: Option<String>,
 }
 
@@ -118,8 +87,8 @@ impl Session {
             attempt: row.attempt,
             open: row.ended_at_us.is_none(),
             working,
-            begun_at: time(row.begun_at_us),
-            ended_at: row.ended_at_us.map(time),
+            begun_at: Time(row.begun_at_us),
+            ended_at: row.ended_at_us.map(Time),
             class: row.class,
         }
     }
@@ -131,7 +100,7 @@ pub(super) fn task_id(run: &str, task: &str) -> String {
 }
 
 /// A task.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Task {
     id: String,
     run: String,
@@ -140,16 +109,18 @@ pub(super) struct Task {
     prompt: String,
     priority: i8,
     after: Vec<String>,
+    #[schemars(extend("enum" = ["queued", "running", "ended"]))]
     state: String,
     outcome: Option<String>,
     detail: Option<String>,
     attempts: u32,
     slot: Option<String>,
     session: Option<String>,
-    queued_at: String,
-    begun_at: Option<String>,
-    ended_at: Option<String>,
+    queued_at: Time,
+    begun_at: Option<Time>,
+    ended_at: Option<Time>,
     /// The report, in the format of `run --results`.
+    #[schemars(with = "Option<serde_json::Map<String, Value>>")]
     result: Option<Value>,
 }
 
@@ -173,25 +144,10 @@ impl Task {
             detail: row.detail,
             attempts: row.attempts,
             session: row.session,
-            queued_at: time(row.queued_at_us),
-            begun_at: row.begun_at_us.map(time),
-            ended_at: row.ended_at_us.map(time),
+            queued_at: Time(row.queued_at_us),
+            begun_at: row.begun_at_us.map(Time),
+            ended_at: row.ended_at_us.map(Time),
             result: result.and_then(|text| serde_json::from_str(&text).ok()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_written_as_people_read_them() {
-        let notified =
-            add_rfc3339_times(serde_json::json!({"at_us": 0, "a": [{"b_us": 1_500_000}], "us": 1}));
-        let want = serde_json::json!({
-            "at": "1970-01-01T00:00:00Z", "a": [{"b": "1970-01-01T00:00:01.5Z"}], "us": 1
-        });
-        assert_eq!(notified, want);
     }
 }

@@ -4,10 +4,14 @@
 
 use axum::http::Method;
 
-use super::super::{chats, plans};
-use super::{
-    CURSOR, LAST_EVENT, LIMIT, MUTATING, NO_BODY, ParamKind, QueryParam, READ_ONLY, Route, STREAM,
+use super::super::chats::{
+    ChatBegun, ChatClosed, ChatDocument, ChatStopped, Create, Message, TurnDocument, TurnTaken,
 };
+use super::super::plans::{Approve, Plan, PlanReviewed, Reject};
+use super::super::schemas::schema_of;
+use super::super::views::List;
+use super::super::{chats, plans};
+use super::{Answer, CURSOR, LAST_EVENT, LIMIT, MUTATING, ParamKind, QueryParam, READ_ONLY, Route};
 use marshal_model::Role;
 use marshal_model::limits;
 
@@ -20,7 +24,7 @@ pub(super) static ROUTES: &[Route] = &[
         name: "listChats",
         summary: "List the chats of a workspace, newest first",
         query: &[LIMIT, CURSOR],
-        response: (200, "ChatList"),
+        response: (200, Answer::Json(schema_of::<List<ChatDocument>>)),
         error_statuses: &[404, 422],
         handler: |app, request| Box::pin(chats::list(app, request)),
         ..READ_ONLY
@@ -34,9 +38,9 @@ pub(super) static ROUTES: &[Route] = &[
             "the same chat with the same key is created once",
             limits::TURN_KEY_BYTES,
         )],
-        body: Some("NewChat"),
+        body: Some(schema_of::<Create>),
         body_bytes: BODY_BYTES,
-        response: (201, "ChatBegun"),
+        response: (201, Answer::Json(schema_of::<ChatBegun>)),
         error_statuses: &[404, 409, 422],
         handler: |app, request| Box::pin(chats::create(app, request)),
         ..MUTATING
@@ -46,7 +50,7 @@ pub(super) static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces/{workspace}/chats/{chat}",
         name: "closeChat",
         summary: "Close a chat: its running turn is cancelled, and it accepts no more messages",
-        response: (200, "ChatClosed"),
+        response: (200, Answer::Json(schema_of::<ChatClosed>)),
         error_statuses: &[404, 409],
         handler: |app, request| Box::pin(chats::close(app, request)),
         ..MUTATING
@@ -55,7 +59,7 @@ pub(super) static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces/{workspace}/chats/{chat}",
         name: "getChat",
         summary: "Get one chat and its state",
-        response: (200, "Chat"),
+        response: (200, Answer::Json(schema_of::<ChatDocument>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(chats::get(app, request)),
         ..READ_ONLY
@@ -69,9 +73,9 @@ pub(super) static ROUTES: &[Route] = &[
             "the same message with the same key is accepted once",
             limits::TURN_KEY_BYTES,
         )],
-        body: Some("Message"),
+        body: Some(schema_of::<Message>),
         body_bytes: BODY_BYTES,
-        response: (202, "TurnTaken"),
+        response: (202, Answer::Json(schema_of::<TurnTaken>)),
         error_statuses: &[404, 409, 422],
         handler: |app, request| Box::pin(chats::send(app, request)),
         ..MUTATING
@@ -93,7 +97,7 @@ pub(super) static ROUTES: &[Route] = &[
             },
         ],
         headers: LAST_EVENT,
-        response: (200, STREAM),
+        response: (200, Answer::Stream),
         error_statuses: &[404, 409],
         handler: |app, request| Box::pin(chats::events(app, request)),
         ..READ_ONLY
@@ -102,7 +106,7 @@ pub(super) static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces/{workspace}/chats/{chat}/ping",
         name: "pingChat",
         summary: "Mark a chat as in use, so that its agent stays loaded",
-        response: (204, NO_BODY),
+        response: (204, Answer::Nothing),
         error_statuses: &[404],
         handler: |app, request| Box::pin(chats::ping(app, request)),
         ..MUTATING
@@ -111,7 +115,7 @@ pub(super) static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces/{workspace}/chats/{chat}/plan",
         name: "getPlan",
         summary: "Get the plan of a chat: its items, its approval and its members",
-        response: (200, "Plan"),
+        response: (200, Answer::Json(schema_of::<Plan>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(plans::plan(app, request)),
         ..READ_ONLY
@@ -121,8 +125,8 @@ pub(super) static ROUTES: &[Route] = &[
         role: Role::Approve,
         name: "approvePlan",
         summary: "Approve the pending plan; its execution starts",
-        body: Some("ApprovePlan"),
-        response: (200, "PlanReviewed"),
+        body: Some(schema_of::<Approve>),
+        response: (200, Answer::Json(schema_of::<PlanReviewed>)),
         error_statuses: &[404, 409, 422],
         handler: |app, request| Box::pin(plans::approve(app, request)),
         ..MUTATING
@@ -132,8 +136,8 @@ pub(super) static ROUTES: &[Route] = &[
         role: Role::Approve,
         name: "rejectPlan",
         summary: "Reject the pending plan; the planner receives the reason and writes another plan",
-        body: Some("RejectPlan"),
-        response: (200, "PlanReviewed"),
+        body: Some(schema_of::<Reject>),
+        response: (200, Answer::Json(schema_of::<PlanReviewed>)),
         error_statuses: &[404, 409, 422],
         handler: |app, request| Box::pin(plans::reject(app, request)),
         ..MUTATING
@@ -142,7 +146,7 @@ pub(super) static ROUTES: &[Route] = &[
         path: "/api/v1/workspaces/{workspace}/chats/{chat}/stop",
         name: "stopChat",
         summary: "Cancel the running turn of a chat and its waiting messages",
-        response: (200, "ChatStopped"),
+        response: (200, Answer::Json(schema_of::<ChatStopped>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(chats::cancel(app, request)),
         ..MUTATING
@@ -152,7 +156,7 @@ pub(super) static ROUTES: &[Route] = &[
         name: "listTurns",
         summary: "List the turns of a chat, by sequence",
         query: &[LIMIT, CURSOR],
-        response: (200, "TurnList"),
+        response: (200, Answer::Json(schema_of::<List<TurnDocument>>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(chats::turns(app, request)),
         ..READ_ONLY

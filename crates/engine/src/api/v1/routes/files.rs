@@ -4,8 +4,10 @@
 
 use axum::http::Method;
 
-use super::super::files;
-use super::{LIMIT, MUTATING, ParamKind, QueryParam, READ_ONLY, Route};
+use super::super::files::{self, DiffView, FileView, Put, Restore, VersionView};
+use super::super::schemas::schema_of;
+use super::super::views::List;
+use super::{Answer, LIMIT, MUTATING, ParamKind, QueryParam, READ_ONLY, Route};
 use marshal_model::limits;
 
 /// A version number of a file.
@@ -41,7 +43,7 @@ pub(super) static ROUTES: &[Route] = &[
                 summary: "the newer version",
             },
         ],
-        response: (200, "FileDiff"),
+        response: (200, Answer::Json(schema_of::<DiffView>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(files::diff(app, request)),
         ..READ_ONLY
@@ -63,7 +65,7 @@ pub(super) static ROUTES: &[Route] = &[
                 summary: "`next` of the previous page",
             },
         ],
-        response: (200, "FileList"),
+        response: (200, Answer::Json(schema_of::<List<VersionView>>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(files::list(app, request)),
         ..READ_ONLY
@@ -74,7 +76,7 @@ pub(super) static ROUTES: &[Route] = &[
         name: "deleteFile",
         summary: "Delete a file; returns when the version that says so is durable and the file is gone",
         headers: IF_MATCH,
-        response: (200, "FileVersion"),
+        response: (200, Answer::Json(schema_of::<VersionView>)),
         error_statuses: &[404, 409, 412],
         handler: |app, request| Box::pin(files::delete(app, request)),
         ..MUTATING
@@ -93,7 +95,7 @@ pub(super) static ROUTES: &[Route] = &[
             "the ETag of a version that the client has; 304 without a body if it is the newest",
             200,
         )],
-        response: (200, "File"),
+        response: (200, Answer::Json(schema_of::<FileView>)),
         error_statuses: &[404, 409],
         handler: |app, request| Box::pin(files::get(app, request)),
         ..READ_ONLY
@@ -104,9 +106,9 @@ pub(super) static ROUTES: &[Route] = &[
         name: "putFile",
         summary: "Write a file as its next version; returns when it is durable and on the disk",
         headers: BASE,
-        body: Some("NewFile"),
+        body: Some(schema_of::<Put>),
         body_bytes: limits::HTTP_PUT_BODY_BYTES,
-        response: (200, "FileVersion"),
+        response: (200, Answer::Json(schema_of::<VersionView>)),
         error_statuses: &[404, 409, 412],
         handler: |app, request| Box::pin(files::put(app, request)),
         ..MUTATING
@@ -123,7 +125,7 @@ pub(super) static ROUTES: &[Route] = &[
                 summary: "`next` of the previous page",
             },
         ],
-        response: (200, "FileList"),
+        response: (200, Answer::Json(schema_of::<List<VersionView>>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(files::history(app, request)),
         ..READ_ONLY
@@ -133,8 +135,8 @@ pub(super) static ROUTES: &[Route] = &[
         name: "restoreFile",
         summary: "Restore the content that a file had in a version",
         headers: IF_MATCH,
-        body: Some("RestoreFile"),
-        response: (200, "FileVersion"),
+        body: Some(schema_of::<Restore>),
+        response: (200, Answer::Json(schema_of::<VersionView>)),
         error_statuses: &[404, 409, 412],
         handler: |app, request| Box::pin(files::restore(app, request)),
         ..MUTATING
