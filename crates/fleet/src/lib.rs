@@ -60,6 +60,7 @@ mod views;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use ractor::{Actor, ActorRef};
@@ -595,6 +596,13 @@ impl FleetHandle {
     /// Sets the digest of the configuration in force, after a reload that applied all of it.
     pub fn set_config_digest(&self, digest: String) {
         *self.config_digest_lock() = digest;
+    }
+
+    /// Sets what one session may write to the journal, in bytes. A session that was stopped for the
+    /// old limit goes on with its next prompt.
+    pub fn set_session_quota(&self, bytes: u64) {
+        let quota = &self.0.shared.session_quota;
+        quota.store(bytes, Ordering::Relaxed);
     }
 
     fn config_digest_lock(&self) -> MutexGuard<'_, String> {

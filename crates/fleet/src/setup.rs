@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -125,6 +125,8 @@ pub(crate) struct Shared {
     pub(crate) journal: Journal,
     /// The digest of the configuration in force; a reload changes it.
     pub(crate) config_digest: Mutex<String>,
+    /// What one session may write to the journal, in bytes; a reload may change it.
+    pub(crate) session_quota: AtomicU64,
     /// The files of registered workspaces.
     pub(crate) files: WorkspaceFiles,
     pub(crate) host: Arc<dyn Host>,
@@ -189,6 +191,7 @@ impl Shared {
         let program_records = Arc::new(program_records);
         Self {
             config_digest: Mutex::new(setup.config.digest()),
+            session_quota: AtomicU64::new(setup.config.supervisor.journal.session_max),
             config: setup.config,
             reloads: PolicyReloads::new(setup.policy_reader, &in_force),
             active_policies: in_force,

@@ -13,6 +13,7 @@ mod caches;
 mod chat_terminal;
 mod chats;
 mod chats_idempotency;
+mod chats_quota;
 mod chats_retention;
 mod chats_storms;
 mod chats_tour;

@@ -1,6 +1,7 @@
 //! How a session ends: stopping its child, the check, the survey of the workspace, the report.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::outbox::OnDurable;
 use super::protection::QuarantinedPath;
@@ -38,7 +39,8 @@ impl SessionState {
             SessionMsg::ChannelEnded(end) => self.channel_ended(*end),
             SessionMsg::Durable { after, bytes } => {
                 self.outbox.commit_finished();
-                if self.outbox.add_journalled(bytes) {
+                self.outbox.add_journalled(bytes);
+                if self.outbox.exceeds_quota() {
                     self.journal_quota_exceeded();
                 }
                 for step in after {
@@ -154,19 +156,25 @@ impl SessionState {
     /// The session exceeds its journal quota. Its child is killed at once: during the stop ladder
     /// it would write on.
     fn journal_quota_exceeded(&mut self) {
-        if self.end.is_some() || std::mem::replace(&mut self.over_quota, true) {
+        let has_child = self.channel.is_some() && self.end.is_none();
+        if !has_child || std::mem::replace(&mut self.over_quota, true) {
             return;
         }
-        let limit = self.shared.config.supervisor.journal.session_max;
-        let limit = marshal_config::show_size(limit);
-        let why = format!(
-            "the session wrote more than {limit} into the journal (supervisor.journal.session_max)"
-        );
+        let why = self.quota_exceeded();
         tracing::warn!(session = %self.work.session, why, "the child is killed: the journal quota is exceeded");
         if self.turn.is_none() {
             self.ending.get_or_insert((TurnOutcome::Failed, why));
         }
         self.stop(true);
+    }
+
+    /// Says that the session may write no more.
+    pub(super) fn quota_exceeded(&self) -> String {
+        let limit = self.shared.session_quota.load(Ordering::Relaxed);
+        let limit = marshal_config::show_size(limit);
+        format!(
+            "the session wrote more than {limit} into the journal (supervisor.journal.session_max)"
+        )
     }
 
     /// Ends the running turn for a reason of the supervisor's.
@@ -222,7 +230,7 @@ impl SessionState {
         if self.end.is_some() {
             return;
         }
-        if self.over_quota {
+        if std::mem::take(&mut self.over_quota) {
             end.class = ExitClass::JournalQuota;
             if let Some((_, why)) = &self.ending {
                 end.detail.clone_from(why);

@@ -119,15 +119,25 @@ impl SessionState {
 
     /// Whether a new child could load the session.
     pub(super) fn can_load(&self) -> bool {
+        !self.outbox.exceeds_quota() && self.can_load_within_quota()
+    }
+
+    /// The same if the session may write more.
+    fn can_load_within_quota(&self) -> bool {
         if self.conversation.is_some() {
-            return !(self.over_quota || self.oversized || self.broken);
+            return !(self.oversized || self.broken);
         }
         self.loadable
-            && !self.over_quota
             && !self.oversized
             && self.loads_failed < LOADS
             && self.agent_session.is_some()
             && self.pool.config.restart.on_crash == OnCrash::Resume
+    }
+
+    /// Whether the session is kept, to be loaded with a later prompt: the quota of a conversation may be
+    /// raised before its client sends one.
+    fn may_be_loaded(&self) -> bool {
+        self.can_load() || self.conversation.is_some() && self.can_load_within_quota()
     }
 
     /// Counts a child that ended before it had loaded the session.
@@ -225,6 +235,9 @@ impl SessionState {
         }
         // The child ended meanwhile, and no other can replace it.
         let is_over = self.channel.is_none() && !self.can_load();
+        if is_over && self.failure.is_none() && self.outbox.exceeds_quota() {
+            self.failure = Some(self.quota_exceeded());
+        }
         let ends = self.cancelled || self.stopped || self.broken || is_over;
         if ends || self.failure.is_some() || self.end.is_some() {
             self.survey();
@@ -246,7 +259,7 @@ impl SessionState {
     pub(super) fn to_idle_session(&self) -> IdleSession {
         IdleSession {
             has_child: self.channel.is_some(),
-            can_load: self.can_load(),
+            can_load: self.may_be_loaded(),
             not_loaded: self.not_loaded.clone(),
         }
     }
@@ -310,7 +323,7 @@ impl SessionState {
         if self.closing.is_some() && self.channel.is_none() {
             return; // Its close is under way.
         }
-        self.closing = Some(for_good || !self.can_load());
+        self.closing = Some(for_good || !self.may_be_loaded());
         self.phase = Phase::Closing;
         self.preparing.cancel();
         self.child_ready = None;

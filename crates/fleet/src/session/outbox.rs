@@ -5,6 +5,7 @@
 //! they hold, and go into the next commit. Must not know what an event means.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -187,10 +188,14 @@ impl Outbox {
         self.under_way = self.under_way.saturating_sub(1);
     }
 
-    /// Adds bytes that were journalled. Gives `true` when the session exceeds its quota.
-    pub(crate) fn add_journalled(&mut self, bytes: u64) -> bool {
+    /// Adds bytes that were journalled.
+    pub(crate) fn add_journalled(&mut self, bytes: u64) {
         self.journalled = self.journalled.saturating_add(bytes);
-        self.journalled > self.shared.config.supervisor.journal.session_max
+    }
+
+    /// Whether the session exceeds its quota.
+    pub(crate) fn exceeds_quota(&self) -> bool {
+        self.journalled > self.shared.session_quota.load(Ordering::Relaxed)
     }
 
     /// Ends the wait after a refusal.

@@ -86,6 +86,7 @@ pub(super) async fn reload(app: AppState, _: RequestContext) -> HandlerResult {
     for key in differing {
         let is_taken = match *key.split('.').collect::<Vec<_>>() {
             ["chat" | "workspace" | "token", ..] => true,
+            ["supervisor", "journal", "session_max"] => true,
             ["role", name, ..] => has_pool(&app, &fresh, name),
             ["pool", name, "size"] => resize_pool(&app, &fresh, name).await,
             // If the file does not set it, it follows `size`, which is reported.
@@ -96,6 +97,8 @@ pub(super) async fn reload(app: AppState, _: RequestContext) -> HandlerResult {
         keys.push(key);
     }
     app.tokens.set_named(in_force.tokens.clone());
+    let quota = in_force.supervisor.journal.session_max;
+    app.fleet.set_session_quota(quota);
     if let Some(chats) = &app.chats {
         chats.set_config(in_force.clone());
     }
@@ -207,6 +210,7 @@ fn merge_config(app: &AppState, mut now: Config, fresh: Config) -> Config {
             pool.size = wanted.size;
         }
     }
+    now.supervisor.journal.session_max = fresh.supervisor.journal.session_max;
     let mut roles = fresh.roles;
     roles.retain(|_, role| started.pool(role.pool.as_str()).is_some());
     Config {
