@@ -54,7 +54,7 @@ fn a_shadow_is_counted_and_decides_nothing() {
     let before = digest(&drill);
     put(&drill, "strict.toml", "schema = 1\n");
     let ran = drill.run(&["policy", "reload"]);
-    assert_eq!(ran.code, Some(1), "{}", ran.all());
+    assert_eq!(ran.code, Some(2), "{}", ran.all());
     put(
         &drill,
         "strict.toml",

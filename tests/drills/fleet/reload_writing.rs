@@ -38,7 +38,7 @@ fn half_a_policy_does_not_come_into_force() {
     writer.write_all(rest.as_bytes()).expect("written");
     drop(writer);
     eventually(LONG, "the whole is in force", || digest(&drill) != before);
-    assert_eq!(status(&drill)["stale_since_us"], serde_json::Value::Null);
+    assert_eq!(status(&drill)["stale_since"], serde_json::Value::Null);
     assert_eq!(run_prompt(&drill, "run echo one"), (0, 1));
 }
 
