@@ -66,7 +66,8 @@ fn check(role: Option<&str>, examples: &str) {
         // Within what one token may ask.
         .args(["--rate-limit", "60/s"])
         // Streams do not end; what ends them is tested in `streams`.
-        .args(["--exclude-path-regex", "events$|^/api/v1/stop$"])
+        // Streams: OpenAPI 3.1 has no schema of a single event, and the tool checks each by that of the whole.
+        .args(["--exclude-path-regex", "(events|logs)$|^/api/v1/stop$"])
         .args(["--generation-database", "none"])
         .current_dir(dir.path())
         .env_clear()

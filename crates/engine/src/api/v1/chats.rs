@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::plans;
-use super::request_context::RequestContext;
+use super::request_context::{RequestContext, object};
 use super::rounds::{self, Bounds};
 use super::views::{List, respond, respond_ok};
 use super::{AppState, HandlerResult};
@@ -63,7 +63,8 @@ pub(super) struct Create {
     /// Whether items that agents add to the plan are executed.
     agent_items: Option<bool>,
     /// Limits of an autonomous chat or a plan.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object")]
+    #[schemars(with = "Bounds")]
     limits: Bounds,
 }
 

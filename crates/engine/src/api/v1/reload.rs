@@ -85,8 +85,7 @@ pub(super) async fn reload(app: AppState, _: RequestContext) -> HandlerResult {
     }
     for key in differing {
         let is_taken = match *key.split('.').collect::<Vec<_>>() {
-            ["chat" | "workspace" | "token", ..] => true,
-            ["supervisor", "journal", "session_max"] => true,
+            ["chat" | "workspace" | "token", ..] | ["supervisor", "journal", "session_max"] => true,
             ["role", name, ..] => has_pool(&app, &fresh, name),
             ["pool", name, "size"] => resize_pool(&app, &fresh, name).await,
             // If the file does not set it, it follows `size`, which is reported.

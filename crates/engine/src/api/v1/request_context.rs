@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use axum::body::{self, Body};
 use axum::extract::{RawPathParams, Request};
 use axum::http::{HeaderMap, StatusCode, header};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize as _, Deserializer};
+use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::error::ApiError;
@@ -117,6 +119,27 @@ impl RequestContext {
     }
 }
 
+/// Reads a member that must be an object: a struct would also be read from an array.
+pub(super) fn object<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: DeserializeOwned,
+{
+    let members = Map::<String, Value>::deserialize(from)?;
+    T::deserialize(Value::Object(members)).map_err(D::Error::custom)
+}
+
+/// Reads a member that must be a list of objects.
+pub(super) fn objects<'de, D, T>(from: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: DeserializeOwned,
+{
+    let items = Vec::<Map<String, Value>>::deserialize(from)?.into_iter();
+    let items = items.map(|members| T::deserialize(Value::Object(members)));
+    items.collect::<Result<_, _>>().map_err(D::Error::custom)
+}
+
 /// Parses a query strictly: every key must be one of the route's and occur once.
 fn query(route: &Route, text: &str) -> Result<BTreeMap<String, String>, ApiError> {
     let mut params = BTreeMap::new();
@@ -211,6 +234,33 @@ async fn json_body(headers: &HeaderMap, body: Body, most: u64) -> Result<Vec<u8>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    struct Pair {
+        a: Option<u8>,
+        b: Option<u8>,
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Holder {
+        #[serde(deserialize_with = "object")]
+        one: Pair,
+        #[serde(deserialize_with = "objects")]
+        many: Vec<Pair>,
+    }
+
+    #[test]
+    fn an_array_is_no_object() {
+        let good: Holder = serde_json::from_str(r#"{"one":{"a":1},"many":[{"b":2}]}"#).expect("it");
+        assert_eq!((good.one.a, good.many[0].b), (Some(1), Some(2)));
+        for bad in [
+            r#"{"one":[1,null],"many":[]}"#,
+            r#"{"one":{},"many":[[null,2]]}"#,
+            r#"{"one":{},"many":{}}"#,
+        ] {
+            assert!(serde_json::from_str::<Holder>(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn percent_encoding_is_undone_or_refused() {

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::error::ApiError;
 use super::event_stream::{self, EventSender};
 use super::fleet::{no_such_slot, slot_param};
-use super::request_context::RequestContext;
+use super::request_context::{RequestContext, object, objects};
 use super::tasks::resolve_workspace;
 use super::views::{respond, respond_ok};
 use super::{AppState, HandlerResult};
@@ -84,10 +84,12 @@ pub struct SupervisorView {
 #[schemars(example = serde_json::json!({"tasks": [{"id": "readme", "prompt": "Read README.md and say what this project is."}]}))]
 pub struct NewRun {
     /// The tasks, each with an id of its own.
-    #[schemars(length(min = 1, max = limits::POOL_QUEUE))]
+    #[serde(deserialize_with = "objects")]
+    #[schemars(with = "Vec<TaskBody>", length(min = 1, max = limits::POOL_QUEUE))]
     pub tasks: Vec<TaskBody>,
     /// The limits of the run.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object")]
+    #[schemars(with = "BoundsBody")]
     pub bounds: BoundsBody,
 }
 
