@@ -17,9 +17,7 @@ use marshal_model::{ChatBounds, ChatMode, ChatPhase, TurnOutcome};
 #[schemars(rename = "ChatLimits")]
 pub(super) struct Bounds {
     turns: Option<u32>,
-    #[schemars(range(max = i64::MAX))]
     seconds: Option<u64>,
-    #[schemars(range(max = i64::MAX))]
     tokens: Option<u64>,
     #[schemars(range(min = 0))]
     cost_usd: Option<f64>,

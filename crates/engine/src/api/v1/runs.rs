@@ -103,23 +103,28 @@ pub struct BoundsBody {
     until: Option<Time>,
     /// How long running tasks may continue after that, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = i64::MAX))]
+    #[schemars(range(max = NUMBER))]
     grace_ms: Option<u64>,
     /// The cost limit, in US dollars.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100_000_000))]
+    #[schemars(range(min = 0, max = DOLLARS))]
     max_cost: Option<f64>,
     /// The limit of tokens, read and written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(max = i64::MAX))]
+    #[schemars(range(max = NUMBER))]
     max_tokens: Option<u64>,
     /// The limit of concurrent tasks, over all pools.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
     jobs: Option<u16>,
 }
 
 /// Billionths of a dollar.
 const DOLLAR: f64 = 1e9;
+/// The highest cost limit, in US dollars.
+const DOLLARS: u32 = 100_000_000;
+/// The highest number of a bound.
+const NUMBER: i64 = i64::MAX;
 
 impl BoundsBody {
     /// Writes the bounds of a run.
@@ -137,23 +142,36 @@ impl BoundsBody {
     }
 
     fn into_bounds(self) -> Result<RunBounds, ApiError> {
+        let bad = |key: &str, why: &str| ApiError::bad_request(format!("key {key:?} {why}"));
+        if self
+            .max_cost
+            .is_some_and(|cost| !(0.0..=DOLLARS.into()).contains(&cost))
+        {
+            return Err(bad(
+                "max_cost",
+                "must be an amount in US dollars, at most 100 million",
+            ));
+        }
+        for (key, number) in [("grace_ms", self.grace_ms), ("max_tokens", self.max_tokens)] {
+            if number.is_some_and(|number| i64::try_from(number).is_err()) {
+                return Err(bad(key, "is too large"));
+            }
+        }
+        if self.jobs == Some(0) {
+            return Err(bad("jobs", "must be 1 or greater"));
+        }
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "it was checked"
         )]
-        let cost = self.max_cost.map(|dollars| {
-            let cost = (dollars * DOLLAR).round();
-            let is_amount = (0.0..1e18).contains(&cost);
-            let why = "key \"max_cost\" must be an amount in US dollars";
-            is_amount
-                .then_some(cost as u64)
-                .ok_or_else(|| ApiError::bad_request(why))
-        });
+        let cost = self
+            .max_cost
+            .map(|dollars| (dollars * DOLLAR).round() as u64);
         Ok(RunBounds {
             until_us: self.until.map(|Time(at)| at),
             grace_ms: self.grace_ms,
-            max_cost: cost.transpose()?,
+            max_cost: cost,
             max_tokens: self.max_tokens,
             jobs: self.jobs,
         })
@@ -498,7 +516,12 @@ mod tests {
             let read: BoundsBody = serde_json::from_str(&body).expect("bounds");
             assert_eq!(read.into_bounds().expect("bounds"), bounds, "{body}");
         }
-        for bad in [r#"{"max_cost":-1}"#, r#"{"max_cost":1e30}"#] {
+        for bad in [
+            r#"{"max_cost":-1}"#,
+            r#"{"max_cost":1e30}"#,
+            r#"{"max_tokens":9223372036854775808}"#,
+            r#"{"jobs":0}"#,
+        ] {
             let read: BoundsBody = serde_json::from_str(bad).expect("a shape");
             assert!(read.into_bounds().is_err(), "{bad}");
         }
