@@ -554,8 +554,10 @@ static ROUTES: &[Route] = &[
     },
     Route {
         path: "/api/v1/slots/{pool}/{slot}/logs",
+        // Secrets are not masked in it, as they are in events.
+        role: Role::Admin,
         name: "getLogs",
-        summary: "Get the stderr of the slot's child as server-sent events, line by line",
+        summary: "Get the stderr of the slot's child as server-sent events, line by line; secrets in it are not masked",
         query: &[QueryParam {
             name: "follow",
             kind: ParamKind::Flag,
