@@ -7,6 +7,7 @@ pub(crate) mod api_daemon;
 mod document;
 mod errors;
 mod reading;
+mod runs;
 mod sockets;
 mod streams;
 mod writing;
