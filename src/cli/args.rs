@@ -3,7 +3,7 @@
 //! Must not know what the commands do.
 //!
 //! A new command also touches `command.rs` and, if it is a client of the daemon,
-//! `engine/api/request.rs` and `engine/api/control/`.
+//! `engine/api/v1/routes.rs` and its handler.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -26,7 +26,6 @@ use crate::api::conversation_protocol::{
 };
 use crate::api::conversation_stream::ConversationStream;
 use crate::api::http::ConnectionHandle;
-use crate::api::http::ProblemKind;
 use crate::api::json_lines;
 use crate::api::run_stream::RunStreamItem;
 use crate::api::service::{Fleet as _, SupervisorKind};
@@ -100,8 +99,7 @@ fn open_error(error: &OpenError) -> ApiError {
 /// Opens a conversation, and serves it over the WebSocket until either side ends it.
 pub(super) async fn open(app: AppState, mut request: RequestContext) -> HandlerResult {
     if app.host.kind == SupervisorKind::Run {
-        let detail = "this supervisor serves only the command that started it: wait until it ends, or start `marshal up`";
-        return Err(ApiError::conflict(detail).with_kind(ProblemKind::NoDaemon));
+        return Err(ApiError::no_daemon());
     }
     if request.caller.uid.is_none() {
         let detail = "only the supervisor's user may open a conversation, over its socket";

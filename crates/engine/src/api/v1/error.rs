@@ -68,6 +68,12 @@ impl ApiError {
         Self::unavailable("the supervisor is stopping").with_kind(ProblemKind::Stopping)
     }
 
+    /// Creates a 409: the supervisor takes no work of others.
+    pub(super) fn no_daemon() -> Self {
+        let detail = "this supervisor serves only the command that started it: wait until it ends, or start `marshal up`";
+        Self::conflict(detail).with_kind(ProblemKind::NoDaemon)
+    }
+
     pub(super) fn method_not_allowed(routes: &[&Route]) -> Self {
         let mut allow: Vec<&str> = routes.iter().map(|route| route.method.as_str()).collect();
         if allow.contains(&"GET") {

@@ -22,7 +22,6 @@ use super::request_context::{RequestContext, object, objects};
 use super::tasks::resolve_workspace;
 use super::views::{respond, respond_ok};
 use super::{AppState, HandlerResult};
-use crate::api::http::ProblemKind;
 use crate::api::json_lines;
 use crate::api::run_stream::{Ledger, RunStream, RunStreamItem, new_run_id};
 use crate::api::runs::Runs;
@@ -269,8 +268,7 @@ impl<F: Fleet> RunContext<F> {
 
     async fn submit(self, tasks: Vec<TaskSpec>, bounds: RunBounds) -> HandlerResult {
         if self.kind != SupervisorKind::Daemon {
-            let detail = "this supervisor serves only the command that started it: wait until it ends, or start `marshal up`";
-            return Err(ApiError::conflict(detail).with_kind(ProblemKind::NoDaemon));
+            return Err(ApiError::no_daemon());
         }
         let run = new_run_id().map_err(|_| ApiError::unavailable("no new run id can be made"))?;
         // Before the tasks are submitted, so that their watcher misses nothing of them.
