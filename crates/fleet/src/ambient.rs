@@ -48,6 +48,11 @@ impl Ambient {
         Self(Source::Seeded(Arc::new(Mutex::new(generator))))
     }
 
+    /// Whether this is a simulation, in which nothing may depend on when the kernel reports events.
+    pub(crate) const fn is_simulated(&self) -> bool {
+        matches!(self.0, Source::Seeded(_))
+    }
+
     /// A random number from 0 to less than 1.
     pub(crate) fn random_fraction(&self) -> f64 {
         match &self.0 {

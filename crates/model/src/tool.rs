@@ -143,10 +143,14 @@ pub struct FileVersion {
     pub workspace: UntrustedText,
     /// The file's path below it.
     pub path: UntrustedText,
+    /// The file's id, which stays when it is moved; `None` in records of older versions.
+    pub file: Option<String>,
     /// The version, from 1.
     pub version: u64,
     /// Whether it was found on the disk, not written through the supervisor.
     pub observed: bool,
+    /// The path before, if the file was moved.
+    pub moved_from: Option<UntrustedText>,
 }
 
 impl EngineTool {

@@ -75,7 +75,7 @@ pub(crate) fn session(chat: &str) -> &str {
 }
 
 /// Has a chat do something; what its stream told.
-fn does(daemon: &Daemon, chat: &str, script: &str) -> Vec<StreamEvent> {
+pub(crate) fn does(daemon: &Daemon, chat: &str, script: &str) -> Vec<StreamEvent> {
     let turn = daemon.say(chat, script);
     daemon.follow(chat, None).turn(&turn)
 }
@@ -353,7 +353,7 @@ fn what_is_written_past_the_tools_is_observed_at_the_turns_end() {
     let data = &seen_events.last().expect("one").data;
     assert_eq!(
         *data,
-        json!({"path": "/shell.txt", "v": 1, "workspace": "main", "observed": true})
+        json!({"path": "/shell.txt", "v": 1, "workspace": "main", "file": first["file"], "observed": true, "moved_from": null})
     );
     does(&daemon, &chat, "run rm shell.txt");
     eventually(LONG, "its end is observed", || {

@@ -60,6 +60,7 @@ mod mcp_rules;
 mod metrics;
 mod misbehaving;
 mod native;
+mod observation;
 mod orders;
 mod plan_ends;
 mod plan_guards;

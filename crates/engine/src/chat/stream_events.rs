@@ -260,7 +260,9 @@ fn plain(event: Event) -> Option<(&'static str, Value)> {
                     "path": format!("/{}", of.path.raw()),
                     "v": of.version,
                     "workspace": of.workspace.raw(),
+                    "file": of.file,
                     "observed": of.observed,
+                    "moved_from": of.moved_from.as_ref().map(|from| format!("/{}", from.raw())),
                 }),
                 // A file without versions has the path that the agent used.
                 None => json!({"path": path.raw(), "v": null}),

@@ -10,11 +10,9 @@ use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes;
 
-use super::{Draft, FileLocation, FilesError, PriorContent, digest};
+use super::{Draft, FileLocation, FilesError, PriorContent, WorkspaceFiles, digest};
 use crate::setup::Shared;
-use marshal_model::limits::{
-    FILES_FORGETFUL_SESSIONS, FILES_SEEN, FILES_SEEN_OF_SESSION, OBSERVE_TIMEOUT,
-};
+use marshal_model::limits::{FILES_FORGETFUL_SESSIONS, FILES_SEEN, FILES_SEEN_OF_SESSION};
 use marshal_model::{FileVersion, SessionId, TaskId};
 use marshal_sandbox::workspace::host_access::{ExpectedContent, Parents};
 use marshal_store::{
@@ -150,6 +148,14 @@ impl SessionVersions {
         })
     }
 
+    pub(super) fn files(&self) -> &WorkspaceFiles {
+        &self.shared.files
+    }
+
+    pub(crate) const fn session(&self) -> &SessionId {
+        &self.session
+    }
+
     /// The file at a path below the session's workspace, if it has versions.
     pub(crate) fn file(&self, below: &str, task: &TaskId) -> Option<AgentFile> {
         Some(AgentFile {
@@ -161,54 +167,6 @@ impl SessionVersions {
             session: self.session.clone(),
             task: task.clone(),
         })
-    }
-}
-
-/// A file whose content was not its newest version.
-#[derive(Debug)]
-pub(crate) struct ObservedFile {
-    /// Its path below the session's workspace.
-    pub(crate) relative_path: String,
-    /// SHA-256 of its content; `None` if it is deleted.
-    pub(crate) sha256: Option<String>,
-    /// The version that was created for it.
-    pub(crate) version: FileVersion,
-}
-
-impl SessionVersions {
-    /// Syncs files of the session's workspace that a task may have changed without the supervisor,
-    /// and returns the new versions. Stops after [`OBSERVE_TIMEOUT`]; the remaining files are
-    /// synced at their next access.
-    pub(crate) async fn observe(&self, below: Vec<String>, task: &TaskId) -> Vec<ObservedFile> {
-        let mut observed = Vec::new();
-        let all = async {
-            for below in below {
-                let Some(file) = self.file(&below, task) else {
-                    continue;
-                };
-                let origin = Origin {
-                    author: Author::new(AuthorKind::Observed, self.session.as_str()),
-                    ..file.origin()
-                };
-                match self.shared.files.sync_as(&file.spot, origin).await {
-                    Ok(synced) => observed.extend(synced.observed.map(|version| ObservedFile {
-                        relative_path: below,
-                        sha256: version.digest.map(|digest| digest.to_string()),
-                        version: to_file_version(&file.spot, &version),
-                    })),
-                    // Not a regular file, or too large.
-                    Err(FilesError::Disk { .. }) => {}
-                    Err(error) => {
-                        tracing::warn!(%error, "files that an agent wrote cannot be synced now: the next access stores their versions");
-                        return;
-                    }
-                }
-            }
-        };
-        if tokio::time::timeout(OBSERVE_TIMEOUT, all).await.is_err() {
-            tracing::info!(session = %self.session, "not all files that an agent wrote were synced in time: the next access stores their versions");
-        }
-        observed
     }
 }
 
@@ -326,6 +284,10 @@ impl AgentFile {
         written.await.map_err(|_| FilesError::Stopping)?
     }
 
+    pub(super) const fn location(&self) -> &FileLocation {
+        &self.spot
+    }
+
     fn origin(&self) -> Origin {
         Origin {
             author: Author::new(AuthorKind::Session, self.session.as_str()),
@@ -335,12 +297,14 @@ impl AgentFile {
     }
 }
 
-fn to_file_version(spot: &FileLocation, version: &Version) -> FileVersion {
+pub(super) fn to_file_version(spot: &FileLocation, version: &Version) -> FileVersion {
     FileVersion {
         workspace: spot.id.as_str().into(),
         path: spot.path.as_str().into(),
+        file: Some(version.file.to_string()),
         version: version.v,
-        observed: version.cause == Cause::Observed,
+        observed: version.origin.author.kind == AuthorKind::Observed,
+        moved_from: None,
     }
 }
 

@@ -13,9 +13,9 @@ use marshal_model::WorkspaceName;
 use marshal_model::limits::STORE_CONTENT_BYTES;
 use marshal_sandbox::workspace::Root;
 use marshal_sandbox::workspace::host_access::{
-    FileContent, HostAccessError, Parents, remove, write,
+    FileContent, HostAccessError, Parents, remove, rename, write,
 };
-use marshal_store::{Author, Base, Cause, Digest, Origin, Version};
+use marshal_store::{Author, Base, Cause, Digest, Origin, StoreError, Version};
 
 /// The content of a file that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,7 +129,79 @@ impl FleetHandle {
     }
 }
 
+impl FleetHandle {
+    /// Renames a file of a registered workspace; it keeps its id and its versions. First the version
+    /// that says so is durable, then the file is renamed on the disk. It is finished even if the
+    /// caller drops the future.
+    ///
+    /// # Errors
+    /// [`FilesError`]; for a stale base [`marshal_store::StoreError::Stale`], and if there is a file
+    /// at the new path [`marshal_store::StoreError::Exists`].
+    pub async fn move_file(
+        &self,
+        workspace: &WorkspaceName,
+        (from, to): (&str, &str),
+        base: Base,
+        origin: Origin,
+    ) -> Result<Version, FilesError> {
+        let files = &self.0.shared.files;
+        let (from, to) = (
+            files.resolve(workspace, from)?,
+            files.resolve(workspace, to)?,
+        );
+        let shared = Arc::clone(&self.0.shared);
+        let task =
+            tokio::spawn(
+                async move { shared.files.move_version((&from, &to), base, origin).await },
+            );
+        task.await.map_err(|_| FilesError::Stopping)?
+    }
+}
+
 impl WorkspaceFiles {
+    /// Renames a file. If the disk refuses, the store has it at its old path again.
+    pub(super) async fn move_version(
+        &self,
+        (from, to): (&FileLocation, &FileLocation),
+        base: Base,
+        origin: Origin,
+    ) -> Result<Version, FilesError> {
+        let _guards = self.lock_both(from, to).await;
+        let observed = || Origin::new(Author::observed());
+        let synced = self.sync_locked(from, observed()).await?;
+        let (Some(found), Some(current)) = (&synced.found, &synced.current) else {
+            return Err(FilesError::NoFile(from.path.clone()));
+        };
+        if self.sync_locked(to, observed()).await?.found.is_some() {
+            return Err(StoreError::Exists(to.path.clone()).into());
+        }
+        let base = match base {
+            Base::Any => Base::At(current.v),
+            base => base,
+        };
+        let (store, Digest(expected)) = (self.store()?, digest(found));
+        let moved = store.rename(&from.id, &from.path, &to.path, base, origin);
+        let moved = moved.await?;
+        let (root, path) = (from.root.clone(), from.path.clone());
+        let new_path = to.path.clone();
+        let work = move || {
+            let root = Root::open_resolved(&root)?;
+            let renamed = rename(&root, path.as_str(), new_path.as_str(), expected);
+            renamed.map_err(|source| FilesError::Disk { path, source })
+        };
+        let renamed = self.ambient.run_blocking(work).await;
+        let renamed = renamed.map_err(|_| FilesError::Stopping)?;
+        if let Err(error) = renamed {
+            let back = Base::At(moved.v);
+            let undone = store.rename(&from.id, &to.path, &from.path, back, observed());
+            if let Err(why) = undone.await {
+                tracing::warn!(path = ?from.path, %why, "a file was not renamed, but its versions were: the next access stores its content");
+            }
+            return Err(error);
+        }
+        Ok(moved)
+    }
+
     /// Deletes a file. If it cannot be removed from the disk, its content becomes the next version.
     async fn delete_version(
         &self,

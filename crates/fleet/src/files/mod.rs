@@ -12,10 +12,12 @@
 
 mod agent;
 mod host_access;
+mod observe;
 mod retention;
 mod roots;
 mod version_queries;
 
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,7 +38,8 @@ use marshal_store::{
 
 use roots::{ActiveRoots, Roots};
 
-pub(crate) use agent::{AgentFile, AgentWrite, ObservedFile, SessionVersions};
+pub(crate) use agent::{AgentFile, AgentWrite, SessionVersions};
+pub(crate) use observe::{MovedPath, ObservedFile, ObservedTree, observed_by};
 
 pub use host_access::{FileRead, FileWrite};
 #[doc(hidden)]
@@ -143,6 +146,8 @@ pub(crate) struct WorkspaceFiles {
     seen_versions: std::sync::Mutex<agent::SeenVersions>,
     /// Name patterns that are hidden from agents; such files have no versions.
     masks: Vec<Masks>,
+    /// The directories that agents write now.
+    observed: observe::ObservedRoots,
     locks: Vec<Mutex<()>>,
     ambient: Ambient,
 }
@@ -162,6 +167,7 @@ impl WorkspaceFiles {
             roots: ActiveRoots::new(roots),
             state: state.to_owned(),
             masks: masks(config),
+            observed: observe::ObservedRoots::default(),
             seen_versions: std::sync::Mutex::new(agent::SeenVersions::new()),
             locks: (0..FILE_LOCKS).map(|_| Mutex::default()).collect(),
             ambient: ambient.clone(),
@@ -232,10 +238,16 @@ impl WorkspaceFiles {
     }
 
     async fn lock(&self, spot: &FileLocation) -> MutexGuard<'_, ()> {
-        let mut hasher = DefaultHasher::new();
-        (&spot.id, &spot.path).hash(&mut hasher);
-        let at = usize::try_from(hasher.finish() % FILE_LOCKS as u64).unwrap_or(0);
-        self.locks[at].lock().await
+        self.locks[lock_index(spot)].lock().await
+    }
+
+    /// Locks two files, in a fixed order.
+    async fn lock_both(&self, one: &FileLocation, other: &FileLocation) -> Vec<MutexGuard<'_, ()>> {
+        let mut guards = Vec::new();
+        for at in BTreeSet::from([lock_index(one), lock_index(other)]) {
+            guards.push(self.locks[at].lock().await);
+        }
+        guards
     }
 
     /// Reads a file from the disk, and stores its content as a version if it is not the newest one.
@@ -356,6 +368,12 @@ impl WorkspaceFiles {
     }
 }
 
+fn lock_index(spot: &FileLocation) -> usize {
+    let mut hasher = DefaultHasher::new();
+    (&spot.id, &spot.path).hash(&mut hasher);
+    usize::try_from(hasher.finish() % FILE_LOCKS as u64).unwrap_or(0)
+}
+
 /// Registers the workspaces of a configuration in the store.
 async fn register(store: Option<&Store>, roots: &Roots, state: &Path) -> Result<(), StoreError> {
     let Some(store) = store else { return Ok(()) };
@@ -402,10 +420,7 @@ fn masks(config: &Config) -> Vec<Masks> {
 }
 
 fn digest(found: &ExistingFile) -> Digest {
-    match &found.content {
-        FileContent::Whole(bytes) => Digest::of(bytes),
-        FileContent::Measured { sha256, .. } => Digest(*sha256),
-    }
+    Digest(found.content.sha256())
 }
 
 fn to_store_content(found: &ExistingFile) -> FileData {

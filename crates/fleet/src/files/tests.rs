@@ -242,3 +242,88 @@ async fn what_is_restored_may_be_run_as_its_version_may() {
     // The fifth version is the deletion.
     assert_eq!((restore(2).await, mode()), (6, 0o755));
 }
+
+#[tokio::test]
+async fn a_moved_file_keeps_its_id_and_a_replaced_one_its_own() {
+    let world = world().await;
+    let first = world.write("a", Base::New, "one").await.expect("written");
+    let other = world.write("b", Base::New, "two").await.expect("written");
+    let at = |path: &str| world.files.resolve(&world.work, path).expect("a file");
+    let origin = || Origin::new(Author::new(AuthorKind::Observed, "s"));
+    let observe = async |from: &str, to: &str| {
+        let (from, to) = (at(from), at(to));
+        let renamed = world.files.observe_rename(&from, &to, origin()).await;
+        renamed.expect("observed")
+    };
+    // Nothing was moved yet.
+    assert_eq!(observe("a", "c").await, None);
+    std::fs::rename(world.at("a"), world.at("c")).expect("renamed");
+    std::fs::write(world.at("c"), "one more").expect("written");
+    let moved = observe("a", "c").await.expect("a version");
+    assert_eq!(
+        (moved.file, moved.v, moved.cause),
+        (first.file, 2, Cause::Rename)
+    );
+    let synced = world.files.sync(&at("c")).await.expect("synced");
+    let observed = synced.observed.expect("its new content");
+    assert_eq!((observed.file, observed.v), (first.file, 3));
+    // An editor's way to save: the file keeps its name, so it is the same file.
+    std::fs::rename(world.at("c"), world.at("b")).expect("renamed");
+    assert_eq!(observe("c", "b").await, None);
+    let synced = world.files.sync(&at("b")).await.expect("synced");
+    assert_eq!(
+        synced.observed.map(|version| version.file),
+        Some(other.file)
+    );
+    let gone = world.files.sync(&at("c")).await.expect("synced");
+    let gone = gone.observed.expect("it is gone");
+    assert_eq!((gone.file, gone.digest), (first.file, None));
+}
+
+#[tokio::test]
+async fn a_file_is_moved_on_the_disk_and_in_the_store_or_in_neither() {
+    let world = world().await;
+    let first = world.write("a", Base::New, "one").await.expect("written");
+    let other = world.write("b", Base::New, "two").await.expect("written");
+    let at = |path: &str| world.files.resolve(&world.work, path).expect("a file");
+    let move_to = async |from: &str, to: &str, base: Base| {
+        let origin = Origin::new(Author::new(AuthorKind::Person, "ann"));
+        let (from, to) = (at(from), at(to));
+        world.files.move_version((&from, &to), base, origin).await
+    };
+    let moved = move_to("a", "deep/er/c", Base::At(1)).await.expect("moved");
+    assert_eq!(
+        (moved.file, moved.v, moved.cause),
+        (first.file, 2, Cause::Rename)
+    );
+    assert_eq!(std::fs::read(world.at("deep/er/c")).expect("there"), b"one");
+    assert!(!world.at("a").exists());
+    let exists = move_to("deep/er/c", "b", Base::Any).await;
+    assert!(
+        matches!(exists, Err(FilesError::Store(StoreError::Exists(_)))),
+        "{exists:?}"
+    );
+    let stale = move_to("deep/er/c", "d", Base::At(1)).await;
+    assert!(
+        matches!(stale, Err(FilesError::Store(StoreError::Stale { .. }))),
+        "{stale:?}"
+    );
+    let none = move_to("a", "d", Base::Any).await;
+    assert!(matches!(none, Err(FilesError::NoFile(_))), "{none:?}");
+    // The disk refuses: a parent of the new path is a file.
+    let refused = move_to("deep/er/c", "b/x", Base::Any).await;
+    assert!(
+        matches!(refused, Err(FilesError::Disk { .. })),
+        "{refused:?}"
+    );
+    for (path, file, content) in [("deep/er/c", first.file, "one"), ("b", other.file, "two")] {
+        let synced = world.files.sync(&at(path)).await.expect("synced");
+        assert_eq!(synced.observed, None, "disk and store agree");
+        let current = synced.current.expect("a version");
+        assert_eq!((current.file, current.path.as_str()), (file, path));
+        assert_eq!(
+            std::fs::read_to_string(world.at(path)).expect("there"),
+            content
+        );
+    }
+}

@@ -10,8 +10,8 @@ use crate::FleetHandle;
 use marshal_config::Config;
 use marshal_model::WorkspaceName;
 use marshal_store::{
-    Base, Cause, ContentState, Diff, FetchedVersion, File, FileSelector, Origin, Page, StoreError,
-    Version,
+    Base, Cause, ContentState, Diff, FetchedVersion, File, FileId, FileSelector, Origin, Page,
+    StoreError, Version,
 };
 
 impl FleetHandle {
@@ -80,6 +80,31 @@ impl FleetHandle {
             }
         }
         Ok(files.store()?.get(spot.selector(), v).await?)
+    }
+
+    /// The file with this id, wherever it is now, after a sync with the disk.
+    ///
+    /// # Errors
+    /// [`FilesError`]; [`FilesError::Store`] with [`StoreError::NoFile`] also if it belongs to another
+    /// workspace.
+    pub async fn file_by_id(
+        &self,
+        workspace: &WorkspaceName,
+        id: FileId,
+    ) -> Result<File, FilesError> {
+        let files = &self.0.shared.files;
+        let selector = FileSelector::Id(id);
+        let file = files.store()?.file(selector.clone()).await?;
+        let spot = files.resolve(workspace, file.current.path.as_str())?;
+        if spot.id != file.workspace {
+            return Err(StoreError::NoFile(id.to_string()).into());
+        }
+        match files.sync(&spot).await {
+            // The path is no regular file now: the newest stored version is returned.
+            Ok(_) | Err(FilesError::Disk { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(files.store()?.file(selector).await?)
     }
 
     /// The versions of a file before version `before`, newest first.

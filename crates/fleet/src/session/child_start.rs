@@ -58,6 +58,7 @@ impl SessionState {
             }
         };
         self.prepared = Some(prepared);
+        self.observe_tree();
         self.start_child();
     }
 

@@ -1,16 +1,19 @@
-//! Observes files that were written past the supervisor: which files are read when a tool call
-//! ends, and the events for the versions that are found.
+//! Observes files that were written past the supervisor: the session's tree while a turn runs, the
+//! files of a tool call when it ends, and the events for what is found.
 //!
 //! Must not know how a file is read, nor what a version is.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::SessionMsg;
 use super::prepare::PreparedSession;
 use super::state::SessionState;
-use crate::files::{ObservedFile, SessionVersions};
+use super::tree_observer::TreeObserver;
+use crate::files::{ObservedFile, ObservedTree, SessionVersions, observed_by};
 use crate::setup::{PoolShared, Shared};
 use marshal_config::WorkspaceMode;
+use marshal_model::limits::OBSERVED_FILES;
 use marshal_model::{Event, UntrustedText};
 use marshal_policy::Request;
 
@@ -50,6 +53,14 @@ impl PreparedSession {
             .flatten()
     }
 
+    /// The directory on the host where the agent's writes appear.
+    fn host_tree(&self) -> PathBuf {
+        match &self.dirs().overlay {
+            Some(overlay) => overlay.upper_path(),
+            None => self.dirs().workspace().to_owned(),
+        }
+    }
+
     /// The path relative to the workspace, from a path as a tool names it; `None` if it is outside.
     fn path_in_workspace(&self, path: &str) -> Option<String> {
         let path = if path.starts_with('/') {
@@ -65,6 +76,21 @@ impl PreparedSession {
 }
 
 impl SessionState {
+    /// Observes the session's tree until the end of the turn.
+    pub(super) fn observe_tree(&mut self) {
+        let Some(prepared) = &mut self.prepared else {
+            return;
+        };
+        let Some(watch) = prepared.tree.watch.take() else {
+            return;
+        };
+        let (shared, versions) = (&self.shared, prepared.versioning(&self.shared, &self.pool));
+        let tree = ObservedTree::new(shared, prepared.host_tree(), versions, &self.work.task);
+        let (ambient, to) = (shared.ambient.clone(), self.myself.clone());
+        prepared.written.clear();
+        prepared.observer = Some(TreeObserver::start(watch, tree, ambient, to));
+    }
+
     /// A tool call of the agent's own ended: reads the files that it names to be written. Whatever
     /// else it wrote is found at the end of the turn.
     pub(super) fn observe_call(&self, id: &UntrustedText) {
@@ -95,26 +121,48 @@ impl SessionState {
         let below: Vec<String> = below.take(CALL_FILES).collect();
         let (to, task) = (self.myself.clone(), self.work.task.clone());
         tokio::spawn(async move {
-            let observed = versions.observe(below, &task).await;
+            let author = observed_by(versions.session());
+            let observed = versions.observe((Vec::new(), below), &task, author).await;
             if !observed.is_empty() {
                 let _ = to.send_message(SessionMsg::FilesObserved(observed));
             }
         });
     }
 
-    /// Records the versions that were found.
+    /// The supervisor's own tools or the client wrote a file, which is then found on the disk, too.
+    pub(super) fn record_written_file(&mut self, event: &Event) {
+        let Event::FileUpdated {
+            path,
+            sha256: Some(sha256),
+            ..
+        } = event
+        else {
+            return;
+        };
+        if let Some(prepared) = &mut self.prepared
+            && prepared.written.len() < OBSERVED_FILES
+        {
+            let path = path.raw().to_owned();
+            prepared.written.insert(path, sha256.clone());
+        }
+    }
+
+    /// Records what was found.
     pub(super) fn record_observed_files(&mut self, observed: Vec<ObservedFile>) {
-        let inside = self
-            .prepared
-            .as_ref()
-            .map(PreparedSession::workspace_inside);
-        let inside = inside.unwrap_or_default().to_owned();
+        let Some(prepared) = &self.prepared else {
+            return;
+        };
         for item in observed {
+            let path = format!("{}/{}", prepared.workspace_inside(), item.relative_path);
+            let written = prepared.written.get(&path);
+            if item.version.is_none() && written.is_some() && written == item.sha256.as_ref() {
+                continue;
+            }
             self.outbox.push_event(Event::FileUpdated {
                 tool: OBSERVED.into(),
-                path: format!("{inside}/{}", item.relative_path).into(),
+                path: path.into(),
                 sha256: item.sha256,
-                version: Some(Box::new(item.version)),
+                version: item.version.map(Box::new),
             });
         }
     }

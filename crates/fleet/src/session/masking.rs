@@ -157,6 +157,9 @@ pub(super) fn mask_event(mask: &Mask, event: &mut Event) {
             mask.mask_foreign(path);
             if let Some(of) = version {
                 mask.mask_foreign(&mut of.path);
+                if let Some(from) = &mut of.moved_from {
+                    mask.mask_foreign(from);
+                }
             }
         }
         Event::Unknown { tag, raw: message } => {
@@ -428,6 +431,8 @@ mod tests {
                     path: text(),
                     version: 1,
                     observed: false,
+                    file: Some("0190a2b4-0000-7000-8000-000000000001".to_owned()),
+                    moved_from: Some(text()),
                 })),
             },
         ];

@@ -48,6 +48,7 @@ mod supervisor_events;
 mod tally;
 mod tool_calls;
 mod transcript;
+mod tree_observer;
 mod work;
 
 use std::collections::{BTreeMap, HashMap};
@@ -75,6 +76,7 @@ pub(crate) use work::{Attempt, CheckResult, IdleSession, Work, discard_session};
 use outbox::{OnDurable, Outbox};
 use state::{Phase, SessionState};
 use tool_calls::OpenRequests;
+use tree_observer::TreeRecord;
 
 use super::approvals::AnswerReply;
 use super::approver::{ApprovalSender, ApproverReply};
@@ -96,7 +98,6 @@ use marshal_model::{
     PermissionRequestKey, RunId, SessionId, Setting, SpentBudget, UntrustedText,
 };
 use marshal_policy::delegation;
-use marshal_sandbox::workspace::Manifest;
 use marshal_telemetry::log::session_span;
 
 /// An event from a Channel, in the order in which it happened.
@@ -284,8 +285,8 @@ impl SessionMsg {
 /// The state of the workspace before a task.
 #[derive(Debug, Default)]
 pub(crate) struct WorkspaceRecord {
-    /// The manifest, where the workspace can change.
-    pub(crate) before: Option<Manifest>,
+    /// The tree that the agent writes.
+    pub(crate) tree: TreeRecord,
     /// The files of the prompt.
     pub(crate) attachments: Arc<[Attachment]>,
 }

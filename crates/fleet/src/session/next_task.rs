@@ -196,6 +196,7 @@ impl SessionState {
         let inside = inside.map_or_else(String::new, |item| item.workspace_inside().to_owned());
         let files = self.work.files.clone();
         let to = self.myself.clone();
+        let is_simulated = self.shared.ambient.is_simulated();
         let record = move || {
             let root = match root {
                 Some(root) => {
@@ -204,12 +205,11 @@ impl SessionState {
                 None => return Ok(super::WorkspaceRecord::default()),
             };
             let overlay = overlay.as_deref();
-            let before = super::overlay::record_before(mode, &root, overlay);
-            Ok(super::WorkspaceRecord {
-                before: before.map_err(|error| format!("the workspace cannot be read: {error}"))?,
-                attachments: super::overlay::attach(&files, &root, overlay, &inside)
-                    .map_err(|error| error.to_string())?,
-            })
+            let attachments = super::overlay::attach(&files, &root, overlay, &inside)
+                .map_err(|error| error.to_string())?;
+            let tree = super::TreeRecord::new(mode, root, overlay, is_simulated)
+                .map_err(|error| format!("the workspace cannot be read: {error}"))?;
+            Ok(super::WorkspaceRecord { tree, attachments })
         };
         let ambient = self.shared.ambient.clone();
         tokio::spawn(async move {
@@ -227,9 +227,10 @@ impl SessionState {
         match recorded {
             Ok(recorded) => {
                 if let Some(prepared) = &mut self.prepared {
-                    prepared.before = recorded.before;
+                    prepared.tree = recorded.tree;
                     prepared.attachments = recorded.attachments;
                 }
+                self.observe_tree();
             }
             Err(why) => self.failure = Some(why),
         }

@@ -98,23 +98,6 @@ pub(super) fn has_directory(space: &SessionDirs, within: &Path) -> bool {
     meta.is_ok_and(|meta| meta.kind == Kind::Dir)
 }
 
-/// Records the workspace before a task, where it can change; of an overlay, only the upper layer.
-/// Where the agent writes the workspace itself, its repository is part of it.
-pub(super) fn record_before(
-    mode: WorkspaceMode,
-    root: &Root,
-    overlay: Option<&Overlay>,
-) -> Result<Option<Manifest>, TreeError> {
-    match overlay {
-        Some(overlay) => Manifest::record(&overlay.upper()?).map(Some),
-        None => match mode {
-            WorkspaceMode::Ro => Ok(None),
-            WorkspaceMode::Rw => Manifest::record_with_git(root).map(Some),
-            _ => Manifest::record(root).map(Some),
-        },
-    }
-}
-
 /// Looks up the files of a prompt.
 pub(super) fn attach(
     files: &PromptFiles,
@@ -130,9 +113,10 @@ pub(super) fn attach(
 }
 
 /// What a task changed; `None` where the workspace has no overlay.
-pub(super) fn survey(overlay: Option<&Overlay>, before: &mut Option<Manifest>) -> Option<Survey> {
+pub(super) fn survey(overlay: Option<&Overlay>, before: Option<&Manifest>) -> Option<Survey> {
     let overlay = overlay?;
-    let changes = overlay.changes(&before.take().unwrap_or_default());
+    let nothing = Manifest::default();
+    let changes = overlay.changes(before.unwrap_or(&nothing));
     Some(Survey {
         copy: Some(overlay.upper_path()),
         ..super::work::survey_from_changes(changes)

@@ -11,7 +11,7 @@ mod caches;
 mod runner_dir;
 pub(super) mod session_tree;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,6 +25,7 @@ pub(crate) use super::prepare_error::PrepareError;
 use super::protection::Protection;
 use super::sandbox_builder;
 use super::ssh;
+use super::tree_observer::{TreeObserver, TreeRecord};
 use super::work::Work;
 use crate::ambient::Ambient;
 use crate::setup::{PoolShared, Shared};
@@ -38,7 +39,7 @@ use marshal_model::{SessionId, SlotId, UntrustedText};
 use marshal_policy::{FsContext, OpaqueFs};
 use marshal_sandbox::workspace::branch::CloneRecord;
 use marshal_sandbox::workspace::{
-    HomeContents, Manifest, Overlay, Owner, Root, TreeError, TreeResolver, home,
+    HomeContents, Overlay, Owner, Root, TreeError, TreeResolver, home,
 };
 use marshal_sandbox::{self as sandbox, ExtraMounts, SandboxRequest};
 
@@ -97,8 +98,12 @@ impl PrepareRequest {
 #[derive(Debug)]
 pub(crate) struct PreparedSession {
     pub(crate) session: SessionId,
-    /// The workspace as it was before, where it can change.
-    pub(crate) before: Option<Manifest>,
+    /// The tree that the agent writes, as it was before the task.
+    pub(crate) tree: TreeRecord,
+    /// Observes it during the task.
+    pub(super) observer: Option<TreeObserver>,
+    /// The digests of the files that its tools wrote during the task, by their paths inside.
+    pub(super) written: HashMap<String, String>,
     /// The files of the prompt.
     pub(crate) attachments: Arc<[Attachment]>,
     links: PathLinks,
@@ -199,7 +204,9 @@ impl PreparedSession {
         Self {
             directory: workspace_inside,
             session,
-            before: None,
+            tree: TreeRecord::default(),
+            observer: None,
+            written: HashMap::new(),
             attachments: Arc::default(),
             links: PathLinks::Unseen(OpaqueFs),
             dirs: Arc::new(space),
@@ -400,23 +407,26 @@ pub(crate) async fn prepare(
         );
     let (files, inside) = (order.files, space.workspace_inside.clone());
     let overlay_layer = space.overlay.clone();
-    let (before, attached) = blocking(ambient, move || {
+    let is_simulated = ambient.is_simulated();
+    let (tree, attached) = blocking(ambient, move || {
         let overlay_layer = overlay_layer.as_deref();
-        let before = overlay::record_before(mode, &root, overlay_layer);
+        let attached = overlay::attach(&files, &root, overlay_layer, &inside);
         (
-            before,
-            overlay::attach(&files, &root, overlay_layer, &inside),
+            TreeRecord::new(mode, root, overlay_layer, is_simulated),
+            attached,
         )
     })
     .await?;
-    let before = before.map_err(bad)?;
+    let tree = tree.map_err(bad)?;
     let attachments = attached?;
     if let Some(protection) = &space.protection {
         protection.activate();
     }
     Ok(PreparedSession {
         session: order.session,
-        before,
+        tree,
+        observer: None,
+        written: HashMap::new(),
         attachments,
         links: PathLinks::Trees(links),
         directory: format!("{}{}", space.workspace_inside, space.directory),

@@ -324,6 +324,10 @@ impl SessionState {
                 }
                 self.check_grace();
             }
+            Event::FileUpdated { .. } => {
+                self.record_written_file(&event);
+                self.outbox.push_event(event);
+            }
             event => self.outbox.push_event(event),
         }
     }

@@ -13,7 +13,7 @@ use super::{PromptFiles, RateLimit, StoredSession};
 use crate::budgets::RunLimits;
 use crate::channel::ChannelEnd;
 use crate::clock;
-use crate::files::ObservedFile;
+use crate::files::{MovedPath, ObservedFile, observed_by};
 use crate::fleet_event::{ChangeKind, FileChange};
 use crate::setup::{PoolShared, Shared};
 use marshal_launch::ProgramOutput;
@@ -257,7 +257,9 @@ pub(crate) struct Survey {
     pub(crate) changes: Vec<FileChange>,
     pub(crate) cut: bool,
     pub(crate) copy: Option<PathBuf>,
-    /// File versions that were found on disk.
+    /// Files that got another name.
+    pub(super) moved: Vec<MovedPath>,
+    /// Files that were found on disk.
     pub(crate) observed: Vec<ObservedFile>,
     /// The branch of a clone.
     pub(crate) returned: ReturnedBranch,
@@ -271,6 +273,7 @@ impl Default for Survey {
             changes: Vec::new(),
             cut: false,
             copy: None,
+            moved: Vec::new(),
             observed: Vec::new(),
             returned: ReturnedBranch::default(),
             quarantined: Ok(Vec::new()),
@@ -300,10 +303,12 @@ pub(crate) fn survey(
     let versions = prepared
         .as_deref()
         .and_then(|item| item.versioning(&shared, pool));
+    let mut observer = None;
     let seen = prepared.map(|prepared| {
+        observer = prepared.observer.take();
         (
             prepared.root(),
-            prepared.before.take(),
+            prepared.tree.before.take(),
             prepared.copy().map(Path::to_owned),
             prepared.dirs().overlay.clone(),
             prepared.protection(),
@@ -313,14 +318,14 @@ pub(crate) fn survey(
     let work = move || {
         let has_copy = seen.as_ref().is_some_and(|(_, _, copy, ..)| copy.is_some());
         let survey = match seen {
-            Some((root, mut before, copy, overlay, protection)) => {
+            Some((root, before, copy, overlay, protection)) => {
                 let protected = protection.map_or(Ok(Vec::new()), |it| it.survey(is_final));
-                let changes = super::overlay::survey(overlay.as_deref(), &mut before);
+                let changes = super::overlay::survey(overlay.as_deref(), before.as_deref());
                 Survey {
                     quarantined: protected,
                     ..changes.unwrap_or_else(|| Survey {
                         copy,
-                        ..compare(root, before)
+                        ..compare(root, before.as_deref())
                     })
                 }
             }
@@ -337,11 +342,22 @@ pub(crate) fn survey(
             Some(returning) => returning.await,
             None => ReturnedBranch::default(),
         };
-        let survey: Survey = ambient.run_blocking(work).await.unwrap_or_default();
-        let observed = match versions {
-            Some(versions) => versions.observe(paths(&survey.changes), &task).await,
-            None => Vec::new(),
+        // Before the survey may remove the session's tree.
+        let (tree, mut observed) = match observer {
+            Some(observer) => observer.finish().await.unzip(),
+            None => (None, None),
         };
+        let mut survey: Survey = ambient.run_blocking(work).await.unwrap_or_default();
+        let mut observed = observed.take().unwrap_or_default();
+        if let Some(versions) = versions {
+            let author = match &tree {
+                Some(tree) => tree.author(versions.session()),
+                None => observed_by(versions.session()),
+            };
+            let moved = std::mem::take(&mut survey.moved);
+            let found = (moved, paths(&survey.changes));
+            observed.extend(versions.observe(found, &task, author).await);
+        }
         Survey {
             observed,
             returned,
@@ -353,12 +369,17 @@ pub(crate) fn survey(
 /// The paths that are valid UTF-8, without those of git itself, of which no versions are stored.
 fn paths(changes: &[FileChange]) -> Vec<String> {
     let paths = changes.iter().map(|change| change.path.raw());
-    let is_git = |path: &str| path.split('/').any(|name| name == ".git");
-    let plain = paths.filter(|path| !path.contains('\\') && !is_git(path));
-    plain.map(str::to_owned).collect()
+    paths
+        .filter(|path| is_plain(path))
+        .map(str::to_owned)
+        .collect()
 }
 
-fn compare(root: Result<Root, TreeError>, before: Option<Manifest>) -> Survey {
+fn is_plain(path: &str) -> bool {
+    !path.contains('\\') && !path.split('/').any(|name| name == ".git")
+}
+
+fn compare(root: Result<Root, TreeError>, before: Option<&Manifest>) -> Survey {
     let Some(before) = before else {
         return Survey::default();
     };
@@ -374,7 +395,19 @@ pub(super) fn survey_from_changes(changes: Result<Changes, TreeError>) -> Survey
             ..Changes::default()
         }
     });
+    let moved = changes
+        .moved
+        .iter()
+        .map(|(from, to)| (from.raw(), to.raw()));
+    let moved = moved.filter(|(from, to)| is_plain(from) && is_plain(to));
+    let moved = moved.map(|(from, to)| MovedPath {
+        from: from.to_owned(),
+        to: to.to_owned(),
+        is_dir: false,
+    });
+    let moved = moved.collect();
     Survey {
+        moved,
         cut: changes.is_truncated,
         changes: changes.list.into_iter().map(change).collect(),
         ..Survey::default()

@@ -212,8 +212,12 @@ pub(super) struct FileVersion<'a> {
     pub(super) workspace: Text<'a>,
     pub(super) path: Text<'a>,
     pub(super) v: u64,
+    #[serde(default, borrow, skip_serializing_if = "Option::is_none")]
+    pub(super) file: Option<Cow<'a, str>>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) observed: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) moved_from: OptionalText<'a>,
 }
 
 #[derive(Serialize, Deserialize)]

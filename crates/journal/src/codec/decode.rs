@@ -371,8 +371,10 @@ fn decode_tools(reader: &BodyReader<'_>) -> Result<Event, CodecError> {
                     Box::new(FileVersion {
                         workspace: to_untrusted(of.workspace),
                         path: to_untrusted(of.path),
+                        file: of.file.map(Cow::into_owned),
                         version: of.v,
                         observed: of.observed,
+                        moved_from: of.moved_from.map(to_untrusted),
                     })
                 }),
             }

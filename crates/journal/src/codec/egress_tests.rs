@@ -51,12 +51,27 @@ pub(super) fn events() -> Vec<Event> {
             path: "a".into(),
             version: 7,
             observed: true,
+            file: None,
+            moved_from: None,
         })),
     });
     events.push(Event::CommandSent {
         command: "compact".to_owned(),
         args: "the \u{1b} tests".into(),
         by: "token ci".to_owned(),
+    });
+    events.push(Event::FileUpdated {
+        tool: "observed".into(),
+        path: "/workspace/b".into(),
+        sha256: None,
+        version: Some(Box::new(marshal_model::FileVersion {
+            workspace: "site".into(),
+            path: "b".into(),
+            file: Some("0190a2b4-0000-7000-8000-000000000001".to_owned()),
+            version: 8,
+            observed: true,
+            moved_from: Some("src/\u{1b} b".into()),
+        })),
     });
     events
 }

@@ -239,7 +239,9 @@ fn encode_file_version(of: &FileVersion) -> body::FileVersion<'_> {
         workspace: text(&of.workspace),
         path: text(&of.path),
         v: of.version,
+        file: of.file.as_deref().map(Cow::Borrowed),
         observed: of.observed,
+        moved_from: of.moved_from.as_ref().map(text),
     }
 }
 

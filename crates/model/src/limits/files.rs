@@ -56,6 +56,22 @@ pub const MANIFEST_PATH_BYTES: usize = 4096;
 /// Changed files that a result names; further ones are only counted.
 pub const CHANGES_LISTED: usize = 1000;
 
+/// Directories of a session's workspace that are watched during a turn.
+pub const WATCHED_DIRS: usize = 16_384;
+
+/// Changed files, and moves, that a watch of a workspace lists at a time.
+pub const WATCHED_CHANGES: usize = 1000;
+
+/// Changed files of which a watch of a workspace remembers the inode, in case that they are moved.
+pub const WATCHED_KNOWN: usize = 4096;
+
+/// How long after the first change of a workspace its files are read, so that several changes of one
+/// file are one.
+pub const OBSERVE_SETTLE: Duration = Duration::from_millis(250);
+
+/// Files that are read while a turn runs; the end of the turn finds further changes.
+pub const OBSERVED_FILES: usize = 1000;
+
 /// How long git may take to list a workspace's files.
 pub const GIT_LIST_TIMEOUT: Duration = Duration::from_secs(60);
 

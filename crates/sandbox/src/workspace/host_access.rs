@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
@@ -70,6 +70,17 @@ pub enum FileContent {
         /// Size in bytes.
         bytes: u64,
     },
+}
+
+impl FileContent {
+    /// SHA-256 of the complete content.
+    #[must_use]
+    pub fn sha256(&self) -> [u8; 32] {
+        match self {
+            Self::Whole(whole) => Sha256::digest(whole).into(),
+            Self::Measured { sha256, .. } => *sha256,
+        }
+    }
 }
 
 /// A file as it was read.
@@ -178,6 +189,23 @@ pub fn read(
     let content = read_content(File::from(file), most, measured)?;
     let exec = stat.st_mode & OWNER_RUNS != 0;
     Ok(Some(ExistingFile { content, exec }))
+}
+
+/// The SHA-256 of a file below a root; `None` if it does not exist. In the upper layer of an overlay
+/// a removed file is a whiteout.
+///
+/// # Errors
+/// [`HostAccessError`]
+pub fn measure(root: &Root, path: &str) -> AccessResult<Option<[u8; 32]>> {
+    if let Ok(handle) = open_below(root, path, OFlags::PATH) {
+        let stat = examine(&handle)?;
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+        if is_device && stat.st_rdev == 0 {
+            return Ok(None);
+        }
+    }
+    let found = read(root, path, 0, STORE_MEASURED_BYTES)?;
+    Ok(found.map(|found| found.content.sha256()))
 }
 
 fn read_content(mut file: File, most: u64, measured: u64) -> AccessResult<FileContent> {
@@ -345,11 +373,7 @@ fn check_unchanged(dir: &OwnedFd, name: &str, expected: ExpectedContent) -> Acce
         Err(errno) => return Err(path_error("it cannot be opened", errno)),
     };
     check_regular(&examine(&file)?)?;
-    let now = match read_content(File::from(file), 0, STORE_MEASURED_BYTES)? {
-        FileContent::Whole(whole) => Sha256::digest(whole).into(),
-        FileContent::Measured { sha256, .. } => sha256,
-    };
-    if now == wanted {
+    if read_content(File::from(file), 0, STORE_MEASURED_BYTES)?.sha256() == wanted {
         Ok(())
     } else {
         Err(HostAccessError::Changed)
@@ -398,6 +422,28 @@ pub fn remove(root: &Root, path: &str, expected: [u8; 32]) -> AccessResult<()> {
     rustix::fs::unlinkat(&dir, name, AtFlags::empty())
         .map_err(|errno| system_error("it cannot be removed", errno))?;
     rustix::fs::fsync(&dir).map_err(|errno| HostAccessError::Unsure(errno.into()))
+}
+
+/// Renames a file below a root, if its current content is the expected one and nothing is at the new
+/// path. Missing directories of the new path are created.
+///
+/// # Errors
+/// [`HostAccessError`]; [`HostAccessError::Changed`] also if something is at the new path.
+pub fn rename(root: &Root, from: &str, to: &str, expected: [u8; 32]) -> AccessResult<()> {
+    let (parent, name) = from.rsplit_once('/').unwrap_or((".", from));
+    let (new_parent, new_name) = to.rsplit_once('/').unwrap_or((".", to));
+    let dir = open_directory(root, parent, Parents::Require)?;
+    let new_dir = open_directory(root, new_parent, Parents::Make)?;
+    check_unchanged(&dir, name, ExpectedContent::Digest(expected))?;
+    let flags = RenameFlags::NOREPLACE;
+    rustix::fs::renameat_with(&dir, name, &new_dir, new_name, flags).map_err(
+        |errno| match errno {
+            Errno::EXIST => HostAccessError::Changed,
+            errno => system_error("it cannot be renamed", errno),
+        },
+    )?;
+    let synced = rustix::fs::fsync(&new_dir).and_then(|()| rustix::fs::fsync(&dir));
+    synced.map_err(|errno| HostAccessError::Unsure(errno.into()))
 }
 
 #[cfg(test)]

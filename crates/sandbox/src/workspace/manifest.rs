@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use super::foreign_path;
-use super::tree::{Entry, Kind, Root, Timestamp, TreeError, WalkBounds, WalkStep, walk};
+use super::tree::{Entry, Identity, Kind, Root, Timestamp, TreeError, WalkBounds, WalkStep, walk};
 use marshal_model::limits;
 use marshal_model::{UntrustedText, string_enum};
 
@@ -16,6 +16,7 @@ struct EntryState {
     kind: Kind,
     mode: u16,
     size: u64,
+    identity: Identity,
     mtime: Timestamp,
     /// The kernel updates it at every change, so a forged mtime does not hide one.
     ctime: Timestamp,
@@ -32,6 +33,13 @@ impl EntryState {
         // themselves.
         self.kind != Kind::Dir
             && (self.size, self.mtime, self.ctime) != (other.size, other.mtime, other.ctime)
+    }
+
+    /// Whether this is the same file as one that was elsewhere before. Its content may differ.
+    fn is_moved(&self, before: &Self) -> bool {
+        let has_birth = self.identity.1.is_some();
+        let is_alike = (self.size, self.mtime) == (before.size, before.mtime);
+        (has_birth || is_alike) && (self.kind, self.identity) == (Kind::File, before.identity)
     }
 
     /// Whether it is listed: a directory with entries is not, because its entries are.
@@ -79,6 +87,8 @@ pub struct Change {
 pub struct Changes {
     /// The changes, sorted by path, at most [`limits::CHANGES_LISTED`].
     pub list: Vec<Change>,
+    /// Files that got another name: their paths before and now. Both are listed, too.
+    pub moved: Vec<(UntrustedText, UntrustedText)>,
     /// Number of changes, those beyond the list included.
     pub total: u64,
     /// Whether the list is incomplete: it has more changes than fit, the tree exceeded the limits
@@ -121,6 +131,18 @@ impl Manifest {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// The recorded directories.
+    pub fn directories(&self) -> impl Iterator<Item = &[u8]> {
+        let dirs = self.entries.iter();
+        let dirs = dirs.filter(|(_, entry)| entry.kind == Kind::Dir);
+        dirs.map(|(path, _)| &**path)
+    }
+
+    /// The identity of the recorded file or directory with this path.
+    pub(super) fn identity(&self, path: &[u8]) -> Option<Identity> {
+        self.entries.get(path).map(|entry| entry.identity)
     }
 
     /// Whether an entry with this path was recorded.
@@ -172,7 +194,20 @@ impl Manifest {
         kinds.sort_unstable();
         let total = kinds.len() as u64;
         kinds.truncate(limits::CHANGES_LISTED);
+        let gone = kinds
+            .iter()
+            .filter(|(_, kind)| *kind == ChangeKind::Deleted);
+        let gone = gone.filter_map(|(path, _)| Some((self.entries.get(*path)?, *path)));
+        let gone = gone.map(|(then, path)| (then.identity, (then, path)));
+        let gone: HashMap<Identity, _> = gone.collect();
+        let moved = kinds.iter().filter_map(|(path, _)| {
+            let now = after.entries.get(*path)?;
+            let (then, from) = gone.get(&now.identity)?;
+            now.is_moved(then)
+                .then(|| (foreign_path(from), foreign_path(path)))
+        });
         Changes {
+            moved: moved.collect(),
             is_truncated: !self.complete || !after.complete || total > kinds.len() as u64,
             list: kinds
                 .into_iter()
@@ -220,6 +255,7 @@ impl Recorder {
                 kind: meta.kind,
                 mode: meta.mode,
                 size: meta.size,
+                identity: meta.identity(),
                 mtime: meta.mtime,
                 ctime: meta.ctime,
                 has_entries: false,
@@ -321,6 +357,36 @@ mod tests {
         ];
         assert_eq!(change_lines(&changes), expect);
         assert!(!changes.is_truncated);
+    }
+
+    #[test]
+    fn a_moved_file_is_the_same_one_and_a_new_one_with_its_inode_is_not() {
+        let dir = scratch();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["a", "b", "c", "over"] {
+            write(&at(name), name);
+        }
+        let root = Root::open(dir.path()).unwrap();
+        let before = Manifest::record(&root).unwrap();
+        std::fs::create_dir(at("sub")).unwrap();
+        std::fs::rename(at("a"), at("sub/moved")).unwrap();
+        write(&at("sub/moved"), "and changed");
+        std::fs::rename(at("b"), at("over")).unwrap();
+        std::fs::remove_file(at("c")).unwrap();
+        write(&at("fresh"), "c");
+        let changes = before.changes(&root).unwrap();
+        let expect = [
+            "deleted a",
+            "deleted b",
+            "deleted c",
+            "added fresh",
+            "modified over",
+            "added sub/moved",
+        ];
+        assert_eq!(change_lines(&changes), expect);
+        let moved = changes.moved.iter();
+        let moved: Vec<_> = moved.map(|(from, to)| (from.raw(), to.raw())).collect();
+        assert_eq!(moved, [("b", "over"), ("a", "sub/moved")]);
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod size;
 pub mod slice;
 pub mod sweep;
 pub mod tree;
+pub mod watch;
 
 pub use copy::{CopyError, CopyReport, Listing};
 pub use file_list::{FileList, GitDir};
@@ -41,6 +42,7 @@ pub use size::{Size, filesystem_usage, measure};
 pub use slice::SliceError;
 pub use sweep::{SweepReport, sweep};
 pub use tree::{Root, TreeError};
+pub use watch::{Move, TreeChanges, TreeWatch};
 
 use marshal_model::UntrustedText;
 

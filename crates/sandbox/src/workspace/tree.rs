@@ -168,10 +168,23 @@ pub struct Meta {
     pub mtime: Timestamp,
     /// Last change of content or metadata; only the kernel sets it.
     pub ctime: Timestamp,
+    /// When it was created, where the file system has that.
+    pub born: Option<Timestamp>,
+}
+
+impl Meta {
+    /// What it has under every name.
+    #[must_use]
+    pub const fn identity(&self) -> Identity {
+        (self.id, self.born)
+    }
 }
 
 /// Device (major, minor) and inode.
 pub type FileId = (u32, u32, u64);
+
+/// Device and inode, and when it was created: a later file may get the same inode.
+pub type Identity = (FileId, Option<Timestamp>);
 
 /// The metadata of an open descriptor.
 pub fn meta_of(fd: impl AsFd) -> io::Result<Meta> {
@@ -185,7 +198,9 @@ pub fn meta_at(dir: impl AsFd, name: &CStr) -> io::Result<Meta> {
 
 fn stat(dir: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> io::Result<Meta> {
     let flags = flags | AtFlags::NO_AUTOMOUNT;
-    let s = rustix::fs::statx(dir, name, flags, StatxFlags::BASIC_STATS)?;
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let s = rustix::fs::statx(dir, name, flags, wanted)?;
+    let has_birth = StatxFlags::from_bits_retain(s.stx_mask).contains(StatxFlags::BTIME);
     Ok(Meta {
         kind: match FileType::from_raw_mode(s.stx_mode.into()) {
             FileType::RegularFile => Kind::File,
@@ -203,6 +218,7 @@ fn stat(dir: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> io::Result<Meta> {
         id: (s.stx_dev_major, s.stx_dev_minor, s.stx_ino),
         mtime: (s.stx_mtime.tv_sec, s.stx_mtime.tv_nsec),
         ctime: (s.stx_ctime.tv_sec, s.stx_ctime.tv_nsec),
+        born: has_birth.then_some((s.stx_btime.tv_sec, s.stx_btime.tv_nsec)),
     })
 }
 

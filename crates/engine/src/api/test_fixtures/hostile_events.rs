@@ -118,6 +118,8 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
                 path: text(),
                 version: 1,
                 observed: false,
+                file: Some("0190a2b4-0000-7000-8000-000000000001".to_owned()),
+                moved_from: Some(text()),
             })),
         },
         Event::PlanStep {

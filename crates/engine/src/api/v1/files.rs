@@ -19,10 +19,10 @@ use crate::api::http::ProblemKind;
 use crate::api::time::Time;
 use marshal_config::Approver;
 use marshal_fleet::{FileWrite, FilesError, HostAccessError, Parents};
-use marshal_model::limits::{HTTP_PUT_BYTES, STORE_PAGE};
+use marshal_model::limits::{HTTP_PUT_BYTES, STORE_PAGE, STORE_PATH_BYTES};
 use marshal_model::{Role, WorkspaceName};
 use marshal_store::{
-    Author, AuthorKind, Base, Cause, ContentState, Diff, Origin, StoreError, Version,
+    Author, AuthorKind, Base, Cause, ContentState, Diff, FileId, Origin, StoreError, Version,
 };
 
 #[derive(Serialize, JsonSchema)]
@@ -42,6 +42,9 @@ pub(super) struct AuthorView {
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "FileVersion")]
 pub(super) struct VersionView {
+    /// The file's id, which stays when the file is moved.
+    #[schemars(extend("format" = "uuid"))]
+    file: String,
     path: String,
     version: u64,
     base: Option<u64>,
@@ -180,9 +183,23 @@ pub(super) struct Restore {
     base: Option<u64>,
 }
 
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "MoveFile")]
+#[schemars(example = serde_json::json!({"to": "src/b.txt"}))]
+pub(super) struct Move {
+    /// The new path; nothing may be there. Missing directories are created.
+    #[schemars(length(min = 1, max = STORE_PATH_BYTES))]
+    to: String,
+    /// The version that the caller knows; if omitted, any version is moved.
+    #[schemars(range(min = 1, max = NUMBER))]
+    base: Option<u64>,
+}
+
 impl VersionView {
     fn from_version(version: &Version) -> Self {
         Self {
+            file: version.file.to_string(),
             path: version.path.as_str().to_owned(),
             version: version.v,
             base: version.base,
@@ -422,8 +439,7 @@ pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult
 }
 
 /// Refuses a file that other programs run or obey, unless the caller administrates the host anyway.
-fn refuse_protected(request: &RequestContext) -> Result<(), ApiError> {
-    let path = request.path_param("path");
+fn refuse_protected(request: &RequestContext, path: &str) -> Result<(), ApiError> {
     if request.caller.role.satisfies(Role::Admin)
         || !marshal_policy::guard().is_protected(path, true)
     {
@@ -434,7 +450,7 @@ fn refuse_protected(request: &RequestContext) -> Result<(), ApiError> {
 }
 
 pub(super) async fn put(app: AppState, request: RequestContext) -> HandlerResult {
-    refuse_protected(&request)?;
+    refuse_protected(&request, request.path_param("path"))?;
     let workspace = workspace(&request)?;
     let put: Put = request.body()?;
     let (base, by_header) = base_of(&request, put.base)?;
@@ -453,8 +469,38 @@ pub(super) async fn put(app: AppState, request: RequestContext) -> HandlerResult
     respond_version(&version)
 }
 
+pub(super) async fn get_by_id(app: AppState, request: RequestContext) -> HandlerResult {
+    let workspace = workspace(&request)?;
+    let id = request.path_param("file").parse();
+    let id = id.map_err(|_| ApiError::not_found("there is no file with this id"))?;
+    let file = app.fleet.file_by_id(&workspace, FileId(id)).await;
+    let file = file.map_err(|error| match error {
+        // Its path is not disclosed either.
+        FilesError::Protected(_) => ApiError::not_found("there is no file with this id"),
+        error => files_error(&error),
+    })?;
+    respond_version(&file.current)
+}
+
+pub(super) async fn move_file(app: AppState, request: RequestContext) -> HandlerResult {
+    let workspace = workspace(&request)?;
+    let wanted: Move = request.body()?;
+    let from = request.path_param("path");
+    for path in [from, &wanted.to] {
+        refuse_protected(&request, path)?;
+    }
+    let (base, by_header) = base_of(&request, wanted.base)?;
+    let origin = origin_of(&request.caller.approver);
+    let moved = app
+        .fleet
+        .move_file(&workspace, (from, &wanted.to), base, origin);
+    let version = moved.await;
+    let version = version.map_err(|error| change_error(&error, by_header))?;
+    respond_version(&version)
+}
+
 pub(super) async fn delete(app: AppState, request: RequestContext) -> HandlerResult {
-    refuse_protected(&request)?;
+    refuse_protected(&request, request.path_param("path"))?;
     let workspace = workspace(&request)?;
     let (base, by_header) = base_of(&request, None)?;
     let origin = origin_of(&request.caller.approver);
@@ -510,7 +556,7 @@ pub(super) async fn diff(app: AppState, request: RequestContext) -> HandlerResul
 }
 
 pub(super) async fn restore(app: AppState, request: RequestContext) -> HandlerResult {
-    refuse_protected(&request)?;
+    refuse_protected(&request, request.path_param("path"))?;
     let workspace = workspace(&request)?;
     let wanted: Restore = request.body()?;
     let (base, by_header) = base_of(&request, wanted.base)?;

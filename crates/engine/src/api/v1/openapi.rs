@@ -159,6 +159,7 @@ fn in_path(name: &str) -> Value {
             json!({"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,31}$"})
         }
         "path" => json!({"type": "string", "minLength": 1, "maxLength": 1024}),
+        "file" => json!({"type": "string", "format": "uuid"}),
         "slot" => json!({"type": "integer", "minimum": 0, "maximum": u16::MAX}),
         "task" => json!({
             "type": "string",

@@ -115,6 +115,7 @@ fn compare(upper: &Root, lower: &Root, before: &Manifest) -> io::Result<Changes>
     let total = kinds.len() as u64;
     let list = kinds.into_iter().take(limits::CHANGES_LISTED);
     Ok(Changes {
+        moved: Vec::new(),
         list: list
             .map(|(path, kind)| Change {
                 path: foreign_path(&path),

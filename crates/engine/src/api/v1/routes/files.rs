@@ -4,7 +4,7 @@
 
 use axum::http::Method;
 
-use super::super::files::{self, DiffView, FileView, Put, Restore, VersionView};
+use super::super::files::{self, DiffView, FileView, Move, Put, Restore, VersionView};
 use super::super::schemas::schema_of;
 use super::super::views::List;
 use super::{Answer, LIMIT, MUTATING, ParamKind, QueryParam, READ_ONLY, Route};
@@ -46,6 +46,15 @@ pub(super) static ROUTES: &[Route] = &[
         response: (200, Answer::Json(schema_of::<DiffView>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(files::diff(app, request)),
+        ..READ_ONLY
+    },
+    Route {
+        path: "/api/v1/workspaces/{workspace}/file-ids/{file}",
+        name: "getFileById",
+        summary: "Get the newest version of the file with this id, wherever it is now",
+        response: (200, Answer::Json(schema_of::<VersionView>)),
+        error_statuses: &[404],
+        handler: |app, request| Box::pin(files::get_by_id(app, request)),
         ..READ_ONLY
     },
     Route {
@@ -129,6 +138,17 @@ pub(super) static ROUTES: &[Route] = &[
         error_statuses: &[404],
         handler: |app, request| Box::pin(files::history(app, request)),
         ..READ_ONLY
+    },
+    Route {
+        path: "/api/v1/workspaces/{workspace}/move/{*path}",
+        name: "moveFile",
+        summary: "Give a file another path; it keeps its id and its versions",
+        headers: IF_MATCH,
+        body: Some(schema_of::<Move>),
+        response: (200, Answer::Json(schema_of::<VersionView>)),
+        error_statuses: &[404, 409, 412],
+        handler: |app, request| Box::pin(files::move_file(app, request)),
+        ..MUTATING
     },
     Route {
         path: "/api/v1/workspaces/{workspace}/restore/{*path}",
