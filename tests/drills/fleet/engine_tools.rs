@@ -216,7 +216,12 @@ fn what_a_rule_or_a_wall_forbids_is_an_error_with_its_reason() {
     for name in ["secret.txt", "asked.txt", "b.txt", "none/made"] {
         assert_eq!(copied(&drill, name), None, "{name}");
     }
-    assert!(events.of("file_updated").is_empty() && events.of("plan_step").is_empty());
+    let updated = events.of("file_updated");
+    assert!(
+        updated.iter().all(|body| body["tool"] == "observed"),
+        "{updated:?}"
+    );
+    assert!(events.of("plan_step").is_empty());
     // A link inside is followed to the place that was judged, and that is written.
     let linked = "run python3 links.py\nmcp write_file {\"path\":\"/workspace/alias\",\"content\":\"new\\n\"}\nread README.md";
     let events = tell(&drill, linked);

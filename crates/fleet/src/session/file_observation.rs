@@ -142,8 +142,8 @@ impl SessionState {
         if let Some(prepared) = &mut self.prepared
             && prepared.written.len() < OBSERVED_FILES
         {
-            let path = path.raw().to_owned();
-            prepared.written.insert(path, sha256.clone());
+            let written = (path.raw().to_owned(), sha256.clone());
+            prepared.written.insert(written);
         }
     }
 
@@ -154,8 +154,9 @@ impl SessionState {
         };
         for item in observed {
             let path = format!("{}/{}", prepared.workspace_inside(), item.relative_path);
-            let written = prepared.written.get(&path);
-            if item.version.is_none() && written.is_some() && written == item.sha256.as_ref() {
+            let digest = item.sha256.clone();
+            let is_known = digest.is_some_and(|it| prepared.written.contains(&(path.clone(), it)));
+            if item.version.is_none() && is_known {
                 continue;
             }
             self.outbox.push_event(Event::FileUpdated {

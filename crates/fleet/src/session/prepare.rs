@@ -11,7 +11,7 @@ mod caches;
 mod runner_dir;
 pub(super) mod session_tree;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -102,8 +102,8 @@ pub(crate) struct PreparedSession {
     pub(crate) tree: TreeRecord,
     /// Observes it during the task.
     pub(super) observer: Option<TreeObserver>,
-    /// The digests of the files that its tools wrote during the task, by their paths inside.
-    pub(super) written: HashMap<String, String>,
+    /// The files that its tools wrote during the task: their paths inside, and their digests.
+    pub(super) written: HashSet<(String, String)>,
     /// The files of the prompt.
     pub(crate) attachments: Arc<[Attachment]>,
     links: PathLinks,
@@ -206,7 +206,7 @@ impl PreparedSession {
             session,
             tree: TreeRecord::default(),
             observer: None,
-            written: HashMap::new(),
+            written: HashSet::new(),
             attachments: Arc::default(),
             links: PathLinks::Unseen(OpaqueFs),
             dirs: Arc::new(space),
@@ -426,7 +426,7 @@ pub(crate) async fn prepare(
         session: order.session,
         tree,
         observer: None,
-        written: HashMap::new(),
+        written: HashSet::new(),
         attachments,
         links: PathLinks::Trees(links),
         directory: format!("{}{}", space.workspace_inside, space.directory),
