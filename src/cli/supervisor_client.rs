@@ -9,7 +9,7 @@ use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_tungstenite::WebSocketStream;
 
 use super::exit::Exit;
@@ -243,7 +243,7 @@ impl Client {
     pub async fn open(
         &self,
         pool: &PoolName,
-        directory: &Path,
+        (directory, additional): (&Path, &[String]),
         session: Option<&SessionId>,
     ) -> Result<WebSocketStream<TokioIo<Upgraded>>, ClientError> {
         let text = directory.to_str();
@@ -251,8 +251,12 @@ impl Client {
             ClientError::Unsendable("the name of the directory is not UTF-8".to_owned())
         })?;
         let session = session.map(|session| format!("&session={session}"));
+        let additional = match additional {
+            [] => String::new(),
+            some => format!("&additional={}", encode(&json!(some).to_string())),
+        };
         let path = format!(
-            "/api/v1/pools/{pool}/conversation?directory={}{}",
+            "/api/v1/pools/{pool}/conversation?directory={}{additional}{}",
             encode(text),
             session.unwrap_or_default()
         );
@@ -273,6 +277,20 @@ impl Client {
         let path = format!("/api/v1/pools/{pool}/conversations{cursor}");
         let page: Page<ConversationItem> = self.get(&path).await?;
         Ok((page.items, page.next))
+    }
+
+    /// Ends a conversation of a pool for good.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn delete_conversation(
+        &self,
+        pool: &PoolName,
+        session: &str,
+    ) -> Result<(), ClientError> {
+        let path = format!("/api/v1/pools/{pool}/conversations/{}", encode(session));
+        request_json(&self.state_dir, Method::DELETE, &path, None).await?;
+        Ok(())
     }
 
     /// The state directory of the supervisor.

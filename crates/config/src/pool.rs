@@ -137,6 +137,7 @@ struct KeyPlaces {
     pin: Option<Place>,
     /// The places of `client_fs` and `client_terminal`.
     client: [Option<Place>; 2],
+    elicitation: Option<Place>,
     engine_tools: Option<Place>,
     mode: Place,
     path: Place,
@@ -166,6 +167,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
     let (guard, guard_off) = (section.keyword("guard", &[]), section.boolean("guard_off"));
     let pin = section.boolean("pin");
     let (client_fs, client_terminal, client) = read_client_methods(&section);
+    let elicitation = section.boolean("client_elicitation");
     let (engine_tools, of_tools) = engine_tools::read(&section);
     let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
     let (workspace, path, mode) = read_workspace(&section, context, launcher.as_ref());
@@ -184,6 +186,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         guard_off: guard_off.as_ref().map(|found| found.place.clone()),
         pin: pin.as_ref().map(|found| found.place.clone()),
         client,
+        elicitation: elicitation.as_ref().map(|found| found.place.clone()),
         engine_tools: of_tools,
         mode,
         path: path.clone(),
@@ -258,6 +261,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         on_unasked_deny: value_or(section.keyword("on_unasked_deny", &[]), on_unasked_deny),
         client_fs,
         client_terminal,
+        client_elicitation: value_or(elicitation, false),
         engine_tools,
         file_plane: file_plane::read(
             &section,

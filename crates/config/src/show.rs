@@ -306,6 +306,7 @@ fn pool_table(pool: &Pool) -> RenderedTable {
         client_fs,
         engine_tools,
         client_terminal,
+        client_elicitation,
         file_plane,
     } = pool;
     let mut table = RenderedTable::new(&["pool", name.as_str()]);
@@ -359,6 +360,7 @@ fn pool_table(pool: &Pool) -> RenderedTable {
     table.put("on_unasked_deny", on_unasked_deny.as_str());
     table.put("client_fs", client_fs.as_str());
     table.put("client_terminal", *client_terminal);
+    table.put("client_elicitation", *client_elicitation);
     let engine_tools = engine_tools.iter().map(|tool| text(tool.as_str()));
     table.put("engine_tools", engine_tools.collect::<Vec<_>>());
     if far.is_none() {

@@ -317,13 +317,14 @@ impl Pool {
             read: self.client_fs != ClientFs::None,
             write: self.client_fs == ClientFs::Write,
             terminal: self.client_terminal,
+            elicitation: self.client_elicitation,
         }
     }
 
     /// Whether the supervisor does anything for its agents inside their sandbox.
     #[must_use]
     pub fn needs_sandbox_entry(&self) -> bool {
-        self.client_offers().supports_any() || !self.engine_tools.is_empty()
+        self.client_offers().needs_sandbox() || !self.engine_tools.is_empty()
     }
 }
 
@@ -462,6 +463,8 @@ pub struct Pool {
     pub client_fs: ClientFs,
     /// Whether it may run commands through the supervisor.
     pub client_terminal: bool,
+    /// Whether it may ask a person through the supervisor.
+    pub client_elicitation: bool,
     /// The supervisor's own tools that it gets, in their order.
     pub engine_tools: Vec<EngineTool>,
     /// Its file plane, if it has one.

@@ -112,6 +112,7 @@ impl FleetHandle {
         let order = ConversationRequest {
             pool: pool.clone(),
             directory: directory.to_owned(),
+            additional_directories: Vec::new(),
             session: Some(session),
         };
         self.open_conversation_or_chat(order, Some(ChatArgs { model }))

@@ -40,6 +40,9 @@ pub struct ConversationRequest {
     pub pool: PoolName,
     /// The client's directory on the host: the pool's workspace, or a directory below it.
     pub directory: PathBuf,
+    /// Further directories of the client. The agent sees them only if they lie in the pool's
+    /// workspace, too; others are refused.
+    pub additional_directories: Vec<PathBuf>,
     /// The conversation to load; `None` opens a new one.
     pub session: Option<SessionId>,
 }
@@ -404,6 +407,9 @@ impl FleetHandle {
             }
         })?;
         let (directory, within) = self.resolve_directory(entry, &order.directory).await?;
+        for further in &order.additional_directories {
+            self.resolve_directory(entry, further).await?;
+        }
         let found = match &order.session {
             Some(session) => {
                 let found = self.find_conversation(name, session.clone()).await?;
@@ -447,6 +453,10 @@ impl FleetHandle {
             Ok(Err(_)) => return Err(OpenError::Stopping),
             Err(_) => return Err(self.no_free_slot_error(name)),
         };
+        // The slot has the session now, so one that is deleted from here on is seen to be open.
+        if self.0.shared.deleting().contains(&session) {
+            return Err(OpenError::NoSuchSession(session));
+        }
         // For a loaded conversation the empty commit is a barrier: it waits until the events of an
         // earlier client are durable, so that the stream position read below is final.
         let writes = if begins {
@@ -552,13 +562,13 @@ impl FleetHandle {
     }
 
     /// Whether a session belongs to a chat of the daemon; no other client may load it.
-    async fn is_chat_session(&self, session: &SessionId) -> Result<bool, OpenError> {
+    pub(super) async fn is_chat_session(&self, session: &SessionId) -> Result<bool, OpenError> {
         let wanted = session.clone();
         self.read_journal(move |reader| Ok(reader.chat(&wanted)?.is_some()))
             .await
     }
 
-    async fn find_conversation(
+    pub(super) async fn find_conversation(
         &self,
         pool: &PoolName,
         session: SessionId,

@@ -7,13 +7,16 @@
 //! as unused when it has had no prompt for `CONVERSATION_RETENTION`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::FleetHandle;
 use super::clock::now_us;
 use super::conversation::OpenError;
+use super::session::discard_session;
 use marshal_journal::{Commit, Reader, StoredConversation, Write, codec};
 use marshal_model::limits;
-use marshal_model::{PoolName, SessionId, UntrustedText};
+use marshal_model::{PoolName, RunId, SessionId, UntrustedText};
+use marshal_sandbox::workspace::copy;
 
 /// A conversation that can be loaded, as lists show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +69,54 @@ impl FleetHandle {
         Ok(found.into_iter().map(view).collect())
     }
 
+    /// Ends a conversation that no client has open, for good: it is in no list any more and cannot
+    /// be loaded. Its home is removed, and the retention time of its copy begins. Its events stay in
+    /// the journal as long as those of other ended sessions.
+    ///
+    /// # Errors
+    /// [`OpenError::NoSuchSession`], [`OpenError::AlreadyOpen`], [`OpenError::Journal`]
+    pub async fn delete_conversation(
+        &self,
+        pool: &PoolName,
+        session: &SessionId,
+    ) -> Result<(), OpenError> {
+        let shared = &self.0.shared;
+        if !shared.deleting().insert(session.clone()) {
+            return Err(OpenError::NoSuchSession(session.clone()));
+        }
+        let deleted = self.end_conversation(pool, session).await;
+        shared.deleting().remove(session);
+        deleted
+    }
+
+    async fn end_conversation(
+        &self,
+        pool: &PoolName,
+        session: &SessionId,
+    ) -> Result<(), OpenError> {
+        if self.is_session_active(session) {
+            return Err(OpenError::AlreadyOpen(session.clone()));
+        }
+        let (found, _) = self.find_conversation(pool, session.clone()).await?;
+        if self.is_chat_session(session).await? {
+            return Err(OpenError::NoSuchSession(session.clone()));
+        }
+        let durable = self
+            .commit_durably(end_rows(session.clone(), found.run))
+            .await;
+        durable.map_err(|error| OpenError::Journal(error.to_string()))?;
+        let shared = Arc::clone(&self.0.shared);
+        shared.approvals.remove_session(session);
+        let (ambient, session) = (shared.ambient.clone(), session.clone());
+        // If this fails, the next sweep removes the rest.
+        let work = move || {
+            let has_copy = copy::path(&shared.state, &session).exists();
+            discard_session(&shared, &session, has_copy);
+        };
+        let _ = ambient.run_blocking(work).await;
+        Ok(())
+    }
+
     /// Ends the conversations that nobody has used for [`limits::CONVERSATION_RETENTION`].
     pub async fn end_old_conversations(&self) {
         let age = i64::try_from(limits::CONVERSATION_RETENTION.as_micros()).unwrap_or(i64::MAX);
@@ -82,19 +133,25 @@ impl FleetHandle {
             .filter(|old| !self.is_session_active(&old.session))
         {
             self.0.shared.approvals.remove_session(&old.session);
-            let ends = vec![
-                Write::SessionEnded {
-                    session: old.session,
-                    at_us: now_us(),
-                    class: None,
-                },
-                Write::RunEnded {
-                    run: old.run,
-                    at_us: now_us(),
-                    code: 0,
-                },
-            ];
+            let ends = end_rows(old.session, old.run);
             let _ = self.0.shared.journal.submit(Commit::new(ends));
         }
     }
+}
+
+/// The rows of a conversation's end.
+fn end_rows(session: SessionId, run: RunId) -> Vec<Write> {
+    let at_us = now_us();
+    vec![
+        Write::SessionEnded {
+            session,
+            at_us,
+            class: None,
+        },
+        Write::RunEnded {
+            run,
+            at_us,
+            code: 0,
+        },
+    ]
 }

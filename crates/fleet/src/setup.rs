@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -161,6 +161,8 @@ pub(crate) struct Shared {
     pub(crate) paused_runs: PausedRuns,
     /// Whether nothing is accepted any more, because the supervisor stops.
     is_draining: AtomicBool,
+    /// The conversations that a client is deleting; none of them is opened meanwhile.
+    pub(crate) deleting: Mutex<BTreeSet<SessionId>>,
     /// The tasks that other tasks depend on.
     pub(crate) dependencies: Arc<TaskDependencies>,
     /// Notifies people.
@@ -168,6 +170,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// The conversations that are being deleted.
+    pub(crate) fn deleting(&self) -> MutexGuard<'_, BTreeSet<SessionId>> {
+        self.deleting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Accepts nothing any more.
     pub(crate) fn start_draining(&self) {
         self.is_draining.store(true, Ordering::Release);
@@ -220,6 +227,7 @@ impl Shared {
             run_bounds: PendingRunBounds::default(),
             paused_runs: PausedRuns::default(),
             is_draining: AtomicBool::new(false),
+            deleting: Mutex::default(),
             dependencies: Arc::default(),
             hooks,
         }

@@ -1,12 +1,12 @@
 //! Client methods: what an agent's client does for it: read and write text files, run commands in
-//! terminals.
+//! terminals, ask a person.
 //!
 //! Plain data. Must not know how a protocol encodes them, nor who executes them.
 //!
 //! A new client method also touches `dialect/acp/client.rs`, `policy/client.rs`, `fleet/channel/client.rs` and
 //! `docs/client-methods.md`.
 
-use super::{EngineRequest, ExitStatus, string_enum};
+use super::{EngineRequest, EngineTool, ExitStatus, string_enum};
 
 string_enum!(
     /// A method that an agent calls. The word is its name in the Agent Client Protocol.
@@ -25,6 +25,8 @@ string_enum!(
         TerminalKill = "terminal/kill",
         /// Ends a command and forgets it.
         TerminalRelease = "terminal/release",
+        /// Asks a person.
+        ElicitationCreate = "elicitation/create",
     }
 );
 
@@ -37,6 +39,8 @@ pub struct ClientCapabilities {
     pub write: bool,
     /// Every `terminal/…`.
     pub terminal: bool,
+    /// `elicitation/create`.
+    pub elicitation: bool,
 }
 
 impl ClientCapabilities {
@@ -51,12 +55,13 @@ impl ClientCapabilities {
             | ClientMethod::TerminalWait
             | ClientMethod::TerminalKill
             | ClientMethod::TerminalRelease => self.terminal,
+            ClientMethod::ElicitationCreate => self.elicitation,
         }
     }
 
-    /// Whether any method is offered.
+    /// Whether any method is offered that is executed inside the agent's sandbox.
     #[must_use]
-    pub const fn supports_any(self) -> bool {
+    pub const fn needs_sandbox(self) -> bool {
         self.read || self.write || self.terminal
     }
 }
@@ -102,6 +107,13 @@ pub enum ClientCall {
         /// The terminal's id.
         id: String,
     },
+    /// [`ClientMethod::ElicitationCreate`]
+    Ask {
+        /// What the person is to answer.
+        question: String,
+        /// The answers to choose from; empty if there are others.
+        options: Vec<String>,
+    },
 }
 
 /// What the policy decides before a request is executed.
@@ -126,6 +138,7 @@ impl ClientCall {
             Self::Write { .. } => ClientMethod::WriteTextFile,
             Self::Run(_) => ClientMethod::TerminalCreate,
             Self::Terminal { method, .. } => *method,
+            Self::Ask { .. } => ClientMethod::ElicitationCreate,
         }
     }
 
@@ -137,6 +150,15 @@ impl ClientCall {
             Self::Write { path, .. } => Some(ClientRequest::Write(path.clone())),
             Self::Run(spec) => Some(ClientRequest::Run(spec.clone())),
             Self::Terminal { .. } => None,
+            // The same question as by the supervisor's own tool.
+            Self::Ask { question, options } => {
+                let arguments = serde_json::json!({"question": question, "options": options});
+                Some(ClientRequest::Tool(Box::new(EngineRequest {
+                    tool: EngineTool::AskPerson,
+                    path: None,
+                    arguments,
+                })))
+            }
         }
     }
 }

@@ -60,8 +60,8 @@ pub use task::{
     TurnOutcome,
 };
 pub use tool::{
-    ENGINE_SERVER, EditError, EngineCall, EngineOutput, EngineRequest, EngineResult, EngineTool,
-    FileVersion, StepStatus, TextEdit,
+    AGREED_WITHOUT_COMMENT, ENGINE_SERVER, EditError, EngineCall, EngineOutput, EngineRequest,
+    EngineResult, EngineTool, FileVersion, StepStatus, TextEdit,
 };
 pub use unasked_calls::UnaskedCalls;
 pub use untrusted::UntrustedText;

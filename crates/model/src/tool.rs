@@ -133,6 +133,9 @@ impl From<String> for EngineOutput {
     }
 }
 
+/// The answer to [`EngineTool::AskPerson`] when the approver gave no comment.
+pub const AGREED_WITHOUT_COMMENT: &str = "the person agreed, without a comment";
+
 /// The reply to the agent: the result, or why there is none.
 pub type EngineResult = Result<EngineOutput, ClientError>;
 

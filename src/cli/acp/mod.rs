@@ -178,6 +178,7 @@ impl EditorContext {
             "session/resume" => self.open(&id, params, session::OpenMode::Resume),
             "session/prompt" => self.prompt(&id, params),
             "session/close" => self.close(&id, params),
+            "session/delete" => self.delete(&id, params),
             "session/list" => self.list(&id, params),
             "authenticate" => Err(RpcError::invalid_params(
                 "this agent has no authentication methods",
@@ -211,6 +212,7 @@ impl EditorContext {
     ) -> Result<(), RpcError> {
         let open: OpenParams = params.read()?;
         let directory = open.directory()?;
+        let additional_directories = open.additional_directories()?.to_vec();
         let session = match how {
             session::OpenMode::New => None,
             session::OpenMode::Load | session::OpenMode::Resume => Some(open.session()?),
@@ -226,6 +228,7 @@ impl EditorContext {
         let opening = session::OpenRequest {
             id: id.clone(),
             directory,
+            additional_directories,
             session,
             mode: how,
             permit: place,
@@ -271,6 +274,32 @@ impl EditorContext {
         let of: SessionParams = params.read()?;
         let session = self.sessions.find(&of.session_id)?;
         session.send(SessionCommand::Close { id: id.clone() })
+    }
+
+    /// Deletes a session that is not open here. Its other editors are asked by the supervisor.
+    fn delete(&self, id: &RequestId, params: &Params) -> Result<(), RpcError> {
+        let of: SessionParams = params.read()?;
+        if self.sessions.has(&of.session_id) {
+            return Err(RpcError::new(
+                RpcError::INVALID_REQUEST,
+                "the session is open; close it first",
+            ));
+        }
+        let (context, id) = (self.clone(), id.clone());
+        let place = self.sessions.reserve()?;
+        self.tasks.spawn(async move {
+            let client = Client::new(&context.target.state_dir);
+            let result = tokio::select! {
+                result = client.delete_conversation(&context.target.pool, &of.session_id) => result,
+                () = context.editor_gone.cancelled() => return,
+            };
+            match result {
+                Ok(()) => context.output.send(outgoing::reply(&id, &json!({}))).await,
+                Err(error) => context.fail(&id, &rpc(&error)).await,
+            }
+            drop(place);
+        });
+        Ok(())
     }
 
     fn list(&self, id: &RequestId, params: &Params) -> Result<(), RpcError> {

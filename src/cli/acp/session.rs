@@ -52,6 +52,8 @@ pub(super) enum OpenMode {
 pub(super) struct OpenRequest {
     pub(super) id: RequestId,
     pub(super) directory: PathBuf,
+    /// Further directories of the editor, in the pool's workspace.
+    pub(super) additional_directories: Vec<String>,
     pub(super) session: Option<SessionId>,
     pub(super) mode: OpenMode,
     pub(super) permit: OwnedSemaphorePermit,
@@ -78,8 +80,8 @@ async fn run_session(
     let place = opening.permit;
     let opened = async {
         let client = Client::new(&context.target.state_dir);
-        let (pool, directory) = (&context.target.pool, &opening.directory);
-        let socket = client.open(pool, directory, opening.session.as_ref());
+        let directories = (&*opening.directory, &*opening.additional_directories);
+        let socket = client.open(&context.target.pool, directories, opening.session.as_ref());
         let (writer, mut reader) = socket.await?.split();
         match read_line(&mut reader).await? {
             ServerLine::Message(ServerMessage::Opened { session }) => {

@@ -230,6 +230,59 @@ fn resume_tells_no_history_and_close_lets_the_session_be_loaded_again() {
 }
 
 #[test]
+fn further_directories_lie_in_the_workspace_or_are_refused() {
+    let drill = drill("acp");
+    let mut editor = Editor::start(&drill, "demo");
+    let workspace = drill.workspace();
+    std::fs::create_dir(workspace.join("docs")).expect("docs");
+    let mut open = |further: &[&str]| {
+        let params = json!({"cwd": workspace, "mcpServers": [], "additionalDirectories": further});
+        editor.call("session/new", &params)
+    };
+    let docs = workspace.join("docs");
+    let opened = open(&[docs.to_str().expect("UTF-8")]);
+    assert!(opened["result"]["sessionId"].is_string(), "{opened}");
+    for (further, part) in [
+        ("/etc", "outside the workspace"),
+        ("docs", "absolute"),
+        ("/no/such/directory", "No such file"),
+    ] {
+        let refused = open(&[further]);
+        assert_eq!(refused["error"]["code"], -32602, "{refused}");
+        let message = refused["error"]["message"].as_str().unwrap_or_default();
+        assert!(message.contains(part), "{further}: {refused}");
+    }
+}
+
+#[test]
+fn a_deleted_session_is_in_no_list_and_cannot_be_loaded() {
+    let drill = drill("acp");
+    let _daemon = daemon(&drill);
+    let mut editor = Editor::start(&drill, "demo");
+    let session = editor.open(&drill);
+    editor.prompt(&session, "say one");
+    let of = json!({"sessionId": session});
+    let mut other = Editor::start(&drill, "demo");
+    for (editor, code) in [(&mut editor, -32600), (&mut other, -32603)] {
+        let refused = editor.call("session/delete", &of);
+        assert_eq!(refused["error"]["code"], code, "{refused}");
+    }
+    assert_eq!(editor.call("session/close", &of)["result"], json!({}));
+    assert!(copy(&drill, &session).exists());
+    assert_eq!(other.call("session/delete", &of)["result"], json!({}));
+    let listed = editor.call("session/list", &json!({}));
+    assert_eq!(listed["result"]["sessions"], json!([]), "{listed}");
+    let gone = editor.load(&drill, &session);
+    assert_eq!(gone["error"]["code"], -32002, "{gone}");
+    for unknown in [session.as_str(), "none", "../x"] {
+        let gone = other.call("session/delete", &json!({"sessionId": unknown}));
+        assert_eq!(gone["error"]["code"], -32002, "{unknown}: {gone}");
+    }
+    let home = drill.state().join("homes").join(&session);
+    assert!(!home.exists(), "{}", home.display());
+}
+
+#[test]
 fn a_cancel_ends_the_turn_and_what_waits_and_denies_what_is_asked() {
     for dialect in DIALECTS {
         let drill = drill(dialect);

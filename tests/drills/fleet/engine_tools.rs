@@ -281,7 +281,7 @@ fn a_person_answers_a_question_and_decides_about_a_file() {
 }
 
 /// The permission request that waits and is none of these.
-fn next(drill: &Drill, before: &[&Value]) -> Value {
+pub(crate) fn next(drill: &Drill, before: &[&Value]) -> Value {
     let mut found = None;
     eventually(LONG, "another ask", || {
         let requests = crate::fleet::approvals::list_approvals(drill, &[]);
@@ -293,7 +293,7 @@ fn next(drill: &Drill, before: &[&Value]) -> Value {
 }
 
 /// Everything that agents said, as the journal has it.
-fn journal_texts(drill: &Drill) -> String {
+pub(crate) fn journal_texts(drill: &Drill) -> String {
     let ran = drill.run(&["--json", "events"]);
     let lines = ran.stdout.lines();
     let events = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());

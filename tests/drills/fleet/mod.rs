@@ -32,6 +32,7 @@ mod editor_errors;
 mod editor_returns;
 mod editor_settings;
 pub(crate) mod editors;
+mod elicitation;
 mod endings;
 mod engine_tools;
 mod engines;

@@ -181,6 +181,17 @@ fn check_client_methods(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlace
             diagnostics.report(place, message, None);
         }
     }
+    if let Some(place) = &blame.elicitation
+        && pool.client_elicitation
+        && pool.dialect != DialectName::Acp
+    {
+        let message = format!(
+            "client_elicitation needs dialect = \"acp\": {} has no such method",
+            pool.dialect
+        );
+        let help = "use engine_tools = [\"ask_person\"], where the dialect has tool servers";
+        diagnostics.report(place, message, Some(help.to_owned()));
+    }
     if let Some(place) = files
         && pool.client_fs == ClientFs::Write
         && pool.workspace.mode == WorkspaceMode::Ro

@@ -372,6 +372,7 @@ fn keys_must_agree_with_each_other() {
     check("dialect = \"loaf\"\nmode = \"m\"", "mode is set, but the command has no {mode}");
     check("dialect = \"loaf\"\nauth = \"key\"", "this is for agents that speak acp");
     check("dialect = \"loaf\"\nclient_terminal = true", "client_terminal needs dialect = \"acp\": loaf has no such methods");
+    check("dialect = \"loaf\"\nclient_elicitation = true", "client_elicitation needs dialect = \"acp\": loaf has no such method…use engine_tools = [\"ask_person\"], where the dialect has tool servers");
     check("guard = \"sandbox\"\nlauncher = \"none\"", "no guard at all");
     check("guard_off = true", "the built-in policy \"developer\" has the guard");
     check("launcher = \"none\"\nsandbox = \"standard\"", "there is no sandbox: remove this key");

@@ -1,11 +1,12 @@
-//! What the agent requests from its client: `fs/…` and `terminal/…`. Source: Agent Client Protocol,
-//! version 1, pages "File System" and "Terminals".
+//! What the agent requests from its client: `fs/…`, `terminal/…` and `elicitation/…`. Source: Agent
+//! Client Protocol, version 1, pages "File System", "Terminals" and "Elicitation".
 //!
 //! Owns when such a request is accepted: only for offered capabilities, in our session, and files
 //! and new terminals only during a turn. Must not carry anything out and must not decide. A request
 //! goes on as an effect, with what is evaluated, and its answer comes back as a command.
 
 mod answers;
+mod elicitation;
 mod params;
 mod recorded_request;
 
@@ -14,6 +15,7 @@ pub use recorded_request::parse_recorded_request;
 use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
+use self::elicitation::Form;
 use super::envelope::RequestId;
 use super::{Acp, Phase, ShutdownState, Turn};
 use crate::open_requests::{OpenRequests, RejectReason, RequestIds};
@@ -23,14 +25,24 @@ use marshal_model::limits::{
     PERMISSION_INPUT_BYTES,
 };
 use marshal_model::{
-    AgentClaims, ClientCall, ClientError, ClientErrorKind, ClientMethod, ClientResult,
-    PermissionRequest, PermissionRequestKey,
+    AGREED_WITHOUT_COMMENT, AgentClaims, ClientCall, ClientError, ClientErrorKind, ClientMethod,
+    ClientOutput, ClientResult, EngineTool, PermissionRequest, PermissionRequestKey,
 };
 
-/// The open requests to the client: the method of each and the amount of text that it carries.
+/// An open request to the client.
+#[derive(Debug)]
+struct OpenCall {
+    method: ClientMethod,
+    /// The amount of text that it carries, in bytes.
+    bytes: usize,
+    /// What the answer to a question must fit.
+    form: Form,
+}
+
+/// The open requests to the client.
 #[derive(Debug, Default)]
 pub(super) struct ClientRequests {
-    open: OpenRequests<(ClientMethod, usize)>,
+    open: OpenRequests<OpenCall>,
     /// The text of all of them together, in bytes.
     text_bytes: usize,
 }
@@ -38,15 +50,15 @@ pub(super) struct ClientRequests {
 impl ClientRequests {
     /// Ends a request, if it is open; it gets no answer any more.
     pub(super) fn close(&mut self, id: &str) -> Option<PermissionRequestKey> {
-        let (key, (_, bytes)) = self.open.close(id)?;
-        self.text_bytes = self.text_bytes.saturating_sub(bytes);
+        let (key, call) = self.open.close(id)?;
+        self.text_bytes = self.text_bytes.saturating_sub(call.bytes);
         Some(key)
     }
 
     /// Ends the open request whose id a new request repeats.
     fn close_original(&mut self, ids: &mut RequestIds, id: &str) -> Option<PermissionRequestKey> {
-        let (key, (_, bytes)) = self.open.close_original(ids, id)?;
-        self.text_bytes = self.text_bytes.saturating_sub(bytes);
+        let (key, call) = self.open.close_original(ids, id)?;
+        self.text_bytes = self.text_bytes.saturating_sub(call.bytes);
         Some(key)
     }
 
@@ -125,17 +137,16 @@ impl Acp {
         }
         // Checked before the list is built. What is evaluated has the same bound.
         let is_long = |raw: &&RawValue| raw.get().len() > PERMISSION_INPUT_BYTES;
-        if method == ClientMethod::TerminalCreate && params.as_ref().is_some_and(is_long) {
+        let is_list = matches!(
+            method,
+            ClientMethod::TerminalCreate | ClientMethod::ElicitationCreate
+        );
+        if is_list && params.as_ref().is_some_and(is_long) {
             let why = format!("the parameters are longer than {PERMISSION_INPUT_BYTES} bytes");
             return Err(RejectedRequest::new(None, answers::INVALID_PARAMS, &why));
         }
-        let (session, call) = params
-            .and_then(|raw| params::read(method, raw))
-            .ok_or_else(|| {
-                let why = "a parameter is missing or has the wrong type";
-                RejectedRequest::new("bad_shape", answers::INVALID_PARAMS, why)
-            })?;
-        if self.is_other_session(&session) {
+        let (session, call, form) = read(method, params)?;
+        if session.is_some_and(|session| self.is_other_session(&session)) {
             let why = "Resource not found: the session is not open here";
             return Err(RejectedRequest::new("unknown_id", answers::NOT_FOUND, why));
         }
@@ -162,7 +173,12 @@ impl Acp {
             ));
         }
         let open = &mut self.client.open;
-        let key = open.open(&mut self.ids, id.json(), (method, bytes));
+        let opened = OpenCall {
+            method,
+            bytes,
+            form,
+        };
+        let key = open.open(&mut self.ids, id.json(), opened);
         let key = key.map_err(|clash| match clash {
             RejectReason::Duplicate => {
                 let why = "a request with this id was sent before";
@@ -201,9 +217,14 @@ impl Acp {
         out: &mut Effects,
     ) -> Result<(), DialectError> {
         let open = self.client.open.close_by_key(key);
-        let (method, bytes) = open.ok_or(DialectError::UnknownRequest)?;
+        let OpenCall {
+            method,
+            bytes,
+            form,
+        } = open.ok_or(DialectError::UnknownRequest)?;
         self.client.text_bytes = self.client.text_bytes.saturating_sub(bytes);
         let line = match answer {
+            _ if method == ClientMethod::ElicitationCreate => elicited(&key.id, &form, answer),
             Ok(done) => answers::success(&key.id, method, done),
             Err(error) => answers::error(&key.id, code(error.kind), &error_message(error)),
         };
@@ -222,6 +243,47 @@ impl Acp {
         if let Some(key) = self.client.close_original(&mut self.ids, id.json()) {
             report_bad_line("duplicate_id", line, out);
             out.push(Effect::RequestWithdrawn(key));
+        }
+    }
+}
+
+/// Reads the session that a request names, the request, and what the answer to a question must fit.
+fn read(
+    method: ClientMethod,
+    params: Option<&RawValue>,
+) -> Result<(Option<String>, ClientCall, Form), RejectedRequest> {
+    let bad = |why: &str| RejectedRequest::new("bad_shape", answers::INVALID_PARAMS, why);
+    let missing = "a parameter is missing or has the wrong type";
+    let params = params.ok_or_else(|| bad(missing))?;
+    if method == ClientMethod::ElicitationCreate {
+        let read = elicitation::read(params).map_err(|why| bad(&why))?;
+        return Ok((read.session, read.call, read.form));
+    }
+    let (session, call) = params::read(method, params).ok_or_else(|| bad(missing))?;
+    Ok((Some(session), call, Form::default()))
+}
+
+/// The answer to a question.
+fn elicited(id: &str, form: &Form, answer: &ClientResult) -> Vec<u8> {
+    let given = match answer {
+        Ok(ClientOutput::Text(text)) => {
+            form.content(Some(text.as_str()).filter(|text| *text != AGREED_WITHOUT_COMMENT))
+        }
+        Ok(_) => form.content(None),
+        Err(error) => {
+            let action = match error.kind {
+                ClientErrorKind::Denied => "decline",
+                ClientErrorKind::Cancelled => "cancel",
+                kind => return answers::error(id, code(kind), &error.message),
+            };
+            return answers::elicited(id, action, None);
+        }
+    };
+    match given {
+        Ok(content) => answers::elicited(id, "accept", Some(&content)),
+        Err(why) => {
+            let message = format!("the person's answer cannot be used: {why}");
+            answers::error(id, answers::INTERNAL, &message)
         }
     }
 }
@@ -293,11 +355,19 @@ fn build_permission_request(
             serde_json::json!({"command": spec.argv, "cwd": spec.cwd, "env": env})
         }
         ClientCall::Terminal { id, .. } => serde_json::json!({"terminalId": id}),
+        ClientCall::Ask { question, options } => {
+            serde_json::json!({"question": question, "options": options})
+        }
+    };
+    // A question is the same whichever way an agent asks it.
+    let tool = match call {
+        ClientCall::Ask { .. } => EngineTool::AskPerson.record_name(),
+        call => call.method().as_str().to_owned(),
     };
     Box::new(PermissionRequest {
         key: key.clone(),
         tool_id: None,
-        tool: call.method().as_str().into(),
+        tool: tool.into(),
         input: serde_json::value::to_raw_value(&input)
             .unwrap_or_else(|_| marshal_wire::json::null_value()),
         claims: AgentClaims::default(),

@@ -40,6 +40,22 @@ pub(super) fn options(update: &RawValue) -> Option<Settings> {
     })
 }
 
+/// A person has completed what the agent asked for on a web page.
+pub(super) fn page_completed(params: Option<&RawValue>) -> Event {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Completed<'a> {
+        #[serde(borrow)]
+        elicitation_id: Option<&'a RawValue>,
+    }
+    let completed: Completed<'_> = params.and_then(parse_object).unwrap_or_default();
+    Event::Notice {
+        severity: Some("info".into()),
+        title: "the page that the agent asked to open is completed".into(),
+        description: parse_string(completed.elicitation_id),
+    }
+}
+
 fn commands(update: &RawValue) -> Option<Event> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

@@ -25,6 +25,9 @@ impl Acp {
         match method {
             "session/update" => self.handle_update(params, object, out),
             "$/cancel_request" => self.on_cancel_request(params, out),
+            "elicitation/complete" if self.opening.client_capabilities.elicitation => {
+                out.push(Effect::Event(notices::page_completed(params)));
+            }
             // A request that cannot be answered.
             "session/request_permission" => {
                 self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);

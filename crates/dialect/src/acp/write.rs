@@ -77,6 +77,14 @@ pub(super) fn initialize(id: u64, offers: ClientCapabilities) -> Vec<u8> {
         fs: Files,
         terminal: bool,
         session: Session,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        elicitation: Option<Elicitation>,
+    }
+    /// The ways to ask a person that we support.
+    #[derive(Serialize)]
+    struct Elicitation {
+        form: Nothing,
+        url: Nothing,
     }
     /// Our handling of session options: an empty object announces that we support them.
     #[derive(Serialize)]
@@ -116,6 +124,10 @@ pub(super) fn initialize(id: u64, offers: ClientCapabilities) -> Vec<u8> {
                 notices: Nothing {},
                 compaction: Nothing {},
             },
+            elicitation: offers.elicitation.then_some(Elicitation {
+                form: Nothing {},
+                url: Nothing {},
+            }),
         },
         client_info: Info {
             name: "marshal",

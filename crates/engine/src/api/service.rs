@@ -15,7 +15,7 @@ use marshal_fleet::{
     Readiness, ResumeRunError, RunBounds, SlotView, Stop, SubmitError, TaskReport,
 };
 use marshal_journal::StoredApproval;
-use marshal_model::{PermissionRequestId, PoolName, RunId, SlotId, TaskId, TaskSpec};
+use marshal_model::{PermissionRequestId, PoolName, RunId, SessionId, SlotId, TaskId, TaskSpec};
 use marshal_telemetry::labels::ReloadCause;
 
 marshal_model::string_enum!(
@@ -168,6 +168,16 @@ pub trait Fleet: Clone + Send + Sync + 'static {
         pool: &PoolName,
         after: u32,
     ) -> impl Future<Output = Result<Vec<ConversationView>, OpenError>> + Send;
+
+    /// Ends a conversation for good.
+    ///
+    /// # Errors
+    /// [`OpenError`]
+    fn delete_conversation(
+        &self,
+        pool: &PoolName,
+        session: &SessionId,
+    ) -> impl Future<Output = Result<(), OpenError>> + Send;
 
     /// Returns the pending approvals, or the ended ones.
     ///
@@ -324,6 +334,14 @@ impl Fleet for FleetHandle {
         after: u32,
     ) -> Result<Vec<ConversationView>, OpenError> {
         self.conversations(pool, after).await
+    }
+
+    async fn delete_conversation(
+        &self,
+        pool: &PoolName,
+        session: &SessionId,
+    ) -> Result<(), OpenError> {
+        self.delete_conversation(pool, session).await
     }
 
     async fn approvals(&self, ended: bool) -> Result<Vec<StoredApproval>, String> {

@@ -221,7 +221,9 @@ impl ClientRequests {
                 let (text, base) = (content, None);
                 (path, FileAction::Write { text, base })
             }
-            ClientCall::Run(_) | ClientCall::Terminal { .. } => return None,
+            ClientCall::Run(_) | ClientCall::Terminal { .. } | ClientCall::Ask { .. } => {
+                return None;
+            }
         };
         self.file_work((method, path), place, act, task)
     }
@@ -498,8 +500,13 @@ impl ChannelState {
             return; // It was withdrawn.
         };
         let (key, call) = clients.undecided.swap_remove(at);
+        let is_question = matches!(call, PendingCall::Client(ClientCall::Ask { .. }));
         let begun = match (verdict, &clients.sandbox_entry) {
             (Err(error), _) => Err(error),
+            (Ok(answer), _) if is_question && !is_ending => {
+                let reply = PendingReply::Ready(Ok(ClientOutput::Text(answer)));
+                return self.queue_client_reply(key, reply, now);
+            }
             (Ok(_), _) if is_ending => Err(ClientError::new(
                 ClientErrorKind::Cancelled,
                 "the session is ending",

@@ -23,14 +23,11 @@ use marshal_dialect as dialect;
 use marshal_dialect::mcp;
 use marshal_model::limits::OPEN_CALLS;
 use marshal_model::{
-    ClientRequest, Decision, ENGINE_SERVER, EngineRequest, EngineTool, PermissionRequest,
-    PermissionRequestKey, UntrustedText,
+    AGREED_WITHOUT_COMMENT, ClientRequest, Decision, ENGINE_SERVER, EngineRequest, EngineTool,
+    PermissionRequest, PermissionRequestKey, UntrustedText,
 };
 use marshal_policy::Request;
 use marshal_sandbox as sandbox;
-
-/// The answer to `ask_person` when the approver gave no comment.
-const AGREED: &str = "the person agreed, without a comment";
 
 impl PreparedSession {
     /// The engine tools that the agent gets; `None` if the pool offers none.
@@ -101,7 +98,10 @@ pub(super) fn person_answer(call: &ClientRequest, ending: &ApprovalEnd) -> Optio
         return None;
     }
     let comment = ending.answer.as_ref().and_then(|item| item.comment.clone());
-    Some(comment.map_or_else(|| AGREED.to_owned(), UntrustedText::into_raw))
+    Some(comment.map_or_else(
+        || AGREED_WITHOUT_COMMENT.to_owned(),
+        UntrustedText::into_raw,
+    ))
 }
 
 impl SessionState {

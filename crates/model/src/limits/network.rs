@@ -121,6 +121,12 @@ pub const TOOL_TEXT_BYTES: usize = 4 << 10;
 /// Proposed answers of one question, and bytes of each.
 pub const TOOL_OPTIONS: usize = 8;
 
+/// Directories that an editor names beside the one of its session.
+pub const EDITOR_DIRECTORIES: usize = 16;
+
+/// Fields of a form that an agent asks a person to fill in.
+pub const FORM_FIELDS: usize = 16;
+
 /// See [`TOOL_OPTIONS`].
 pub const TOOL_OPTION_BYTES: usize = 200;
 

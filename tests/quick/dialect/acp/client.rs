@@ -18,6 +18,7 @@ fn offering() -> Conversation {
         read: true,
         write: true,
         terminal: true,
+        elicitation: false,
     };
     let opening = OpenParams {
         workspace: "/workspace".to_owned(),

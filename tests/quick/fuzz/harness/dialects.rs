@@ -73,6 +73,7 @@ pub(crate) fn opening(target: Target, bits: u8) -> OpenParams {
             read: has(64),
             write: has(64),
             terminal: has(64),
+            elicitation: has(64),
         },
         fresh_id: FRESH.to_owned(),
         ..OpenParams::default()

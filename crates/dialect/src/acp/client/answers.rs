@@ -138,6 +138,17 @@ pub(super) fn success(id: &str, method: ClientMethod, done: &ClientOutput) -> Ve
     }
 }
 
+/// Answers a question.
+pub(super) fn elicited(id: &str, action: &str, content: Option<&serde_json::Value>) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct Elicited<'a> {
+        action: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        content: Option<&'a serde_json::Value>,
+    }
+    reply(id, Elicited { action, content })
+}
+
 /// Answers a request with an error.
 pub(super) fn error(id: &str, code: i32, message: &str) -> Vec<u8> {
     write::error(id, code, message)

@@ -92,5 +92,7 @@ pub(super) fn read(method: ClientMethod, raw: &RawValue) -> Option<(String, Clie
             let id = of.terminal_id;
             (of.session_id, ClientCall::Terminal { method, id })
         }
+        // Read by `elicitation.rs`.
+        ClientMethod::ElicitationCreate => return None,
     })
 }

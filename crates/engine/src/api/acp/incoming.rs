@@ -172,7 +172,7 @@ pub struct OpenParams {
     #[serde(default)]
     mcp_servers: Option<Vec<IgnoredAny>>,
     #[serde(default)]
-    additional_directories: Option<Vec<IgnoredAny>>,
+    additional_directories: Option<Vec<String>>,
 }
 
 impl OpenParams {
@@ -186,18 +186,35 @@ impl OpenParams {
         if !Path::new(cwd).is_absolute() {
             return Err(RpcError::invalid_params("cwd must be an absolute path"));
         }
-        let has = |list: &Option<Vec<IgnoredAny>>| list.as_ref().is_some_and(|l| !l.is_empty());
-        if has(&self.mcp_servers) {
+        if self
+            .mcp_servers
+            .as_ref()
+            .is_some_and(|list| !list.is_empty())
+        {
             return Err(RpcError::invalid_params(
                 "mcpServers of the editor are not passed into the sandbox; leave the list empty",
             ));
         }
-        if has(&self.additional_directories) {
+        Ok(PathBuf::from(cwd))
+    }
+
+    /// Returns the further directories that the editor works in.
+    ///
+    /// # Errors
+    /// [`RpcError::INVALID_PARAMS`] for too many, and for paths that are not absolute.
+    pub fn additional_directories(&self) -> Result<&[String], RpcError> {
+        let all = self.additional_directories.as_deref().unwrap_or_default();
+        let most = limits::EDITOR_DIRECTORIES;
+        if all.len() > most {
+            let message = format!("at most {most} additionalDirectories are allowed");
+            return Err(RpcError::invalid_params(message));
+        }
+        if all.iter().any(|path| !Path::new(path).is_absolute()) {
             return Err(RpcError::invalid_params(
-                "additionalDirectories are not passed into the sandbox; leave the list empty",
+                "additionalDirectories must be absolute paths",
             ));
         }
-        Ok(PathBuf::from(cwd))
+        Ok(all)
     }
 
     /// Returns the id of the session to open.
@@ -454,20 +471,18 @@ mod tests {
     fn what_would_have_to_be_passed_into_the_sandbox_is_refused() {
         let open = |text: &str| {
             let open: OpenParams = serde_json::from_str(text).expect(text);
-            open.directory()
+            let additional = open.additional_directories().map(<[_]>::len);
+            open.directory().and_then(|path| Ok((path, additional?)))
         };
         assert_eq!(
-            open(r#"{"cwd":"/srv/p","mcpServers":[]}"#),
-            Ok(PathBuf::from("/srv/p"))
+            open(r#"{"cwd":"/srv/p","mcpServers":[],"additionalDirectories":["/srv/p/a"]}"#),
+            Ok((PathBuf::from("/srv/p"), 1))
         );
         for (text, part) in [
             (r#"{"cwd":"p"}"#, "absolute"),
             ("{}", "missing"),
             (r#"{"cwd":"/p","mcpServers":[{"name":"x"}]}"#, "mcpServers"),
-            (
-                r#"{"cwd":"/p","additionalDirectories":["/x"]}"#,
-                "additional",
-            ),
+            (r#"{"cwd":"/p","additionalDirectories":["x"]}"#, "absolute"),
         ] {
             let error = open(text).expect_err(text);
             assert_eq!(error.code, RpcError::INVALID_PARAMS);

@@ -485,6 +485,10 @@ impl Fleet for FakeFleet {
         Ok(Vec::new())
     }
 
+    async fn delete_conversation(&self, _: &PoolName, of: &SessionId) -> Result<(), OpenError> {
+        Err(OpenError::NoSuchSession(of.clone()))
+    }
+
     fn cancel(&self, run: &RunId) {
         if let Some(tokens) = self.0.runs.lock().expect("lock").get(run) {
             tokens.cancelled.cancel();

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use axum::extract::ws::{Message, WebSocket};
 use axum::http::StatusCode;
+use axum::response::IntoResponse as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
@@ -85,6 +86,15 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
     })
 }
 
+pub(super) async fn delete(app: AppState, request: RequestContext) -> HandlerResult {
+    let pool = pool_param(&request)?;
+    let session = SessionId::new(request.path_param("session"));
+    let session = session.map_err(|_| ApiError::not_found("there is no such conversation"))?;
+    let deleted = app.fleet.delete_conversation(&pool, &session).await;
+    deleted.map_err(|error| open_error(&error))?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
 fn open_error(error: &OpenError) -> ApiError {
     let detail = error.to_string();
     match error {
@@ -118,9 +128,19 @@ pub(super) async fn open(app: AppState, mut request: RequestContext) -> HandlerR
         let why = escape_for_display(&error.to_string(), 200);
         ApiError::bad_request(format!("query key \"session\": {why}"))
     })?;
+    let further = request.query_param("additional").map(serde_json::from_str);
+    let further: Option<Vec<PathBuf>> = further.transpose().map_err(|_| {
+        ApiError::bad_request("query key \"additional\" must be a JSON array of paths")
+    })?;
+    let further = further.unwrap_or_default();
+    for path in &further {
+        task_rules::check_workspace(path)
+            .map_err(|why| ApiError::bad_request(format!("query key \"additional\" {why}")))?;
+    }
     let order = ConversationRequest {
         pool: pool_param(&request)?,
         directory,
+        additional_directories: further,
         session,
     };
     // Subscribe before the conversation opens, so that no event is missed.

@@ -326,6 +326,11 @@ static ROUTES: &[Route] = &[
                 summary: "the client's directory on the host, an absolute path",
             },
             QueryParam {
+                name: "additional",
+                kind: ParamKind::Text { longest: 32768 },
+                summary: "further directories of the client, a JSON array of absolute paths",
+            },
+            QueryParam {
                 name: "session",
                 kind: ParamKind::Text { longest: 128 },
                 summary: "the conversation to load; a new one by default",
@@ -345,6 +350,17 @@ static ROUTES: &[Route] = &[
         error_statuses: &[404],
         handler: |app, request| Box::pin(conversations::list(app, request)),
         ..READ_ONLY
+    },
+    Route {
+        method: Method::DELETE,
+        path: "/api/v1/pools/{pool}/conversations/{session}",
+        role: Role::Admin,
+        name: "deleteConversation",
+        summary: "End a conversation that no editor has open: it cannot be loaded any more",
+        response: (204, Answer::Nothing),
+        error_statuses: &[404, 409],
+        handler: |app, request| Box::pin(conversations::delete(app, request)),
+        ..MUTATING
     },
     Route {
         path: "/api/v1/pools/{pool}/drain",
