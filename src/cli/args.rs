@@ -25,7 +25,7 @@ use super::run_bounds::BoundArgs;
 use super::sandbox_command::SandboxCommand;
 use super::task_commands::TasksCommand;
 use super::trust_store::TrustArgs;
-use super::{agents, manual, overlay};
+use super::{agents, login, manual, overlay, terminal};
 use marshal_model::{PoolName, RunId, SessionId, SlotId};
 
 /// Runs many AI agents on one host, each in its own sandbox and under a policy
@@ -263,6 +263,14 @@ pub enum Command {
     Completions(manual::CompletionsArgs),
     /// Print the manual page, or write one page for each command
     Man(manual::ManArgs),
+    /// Log the agent of a pool in, by a login that it offers, for all sessions of the pool
+    ///
+    /// The agent runs in its sandbox, with an empty home and the network of this host. What it leaves
+    /// in the home is kept, and new sessions of the pool get it.
+    Login(login::Args),
+    /// Run a program at a pseudo-terminal, inside a sandbox
+    #[command(hide = true)]
+    Terminal(terminal::Args),
     /// Serve an editor as an ACP agent on standard input and output
     ///
     /// Its sessions run in the daemon if there is one, otherwise in a fleet of this process.

@@ -21,6 +21,7 @@ use super::events;
 use super::exit::Exit;
 use super::land;
 use super::listeners::{self, ListenConfig, Listeners};
+use super::login;
 use super::ls;
 use super::plan;
 use super::progress::Screen;
@@ -42,6 +43,7 @@ use super::state_dir::{self, StateDirError};
 use super::streams::Streams;
 use super::supervisor_client::{self, Hello};
 use super::tasks::{self, TaskContext};
+use super::terminal;
 use super::trust;
 use super::{
     agents, approvals, chat, config_command, daemon_commands, editor, init, manual, mcp, overlay,
@@ -79,6 +81,9 @@ pub fn main() -> ExitCode {
     }
     if let Command::Runner(args) = cli.command {
         return marshal_skillpilot_runner::run(args);
+    }
+    if let Command::Terminal(args) = &cli.command {
+        return terminal::run(args);
     }
     if let Command::Mcp { socket } = cli.command {
         return mcp::run(&socket);
@@ -185,6 +190,10 @@ async fn dispatch(mut cli: Cli, mut streams: Streams) -> Exit {
         Command::Run(args) => Box::pin(run(&cli, args, loaded, &directory, streams)).await,
         Command::Up => Box::pin(daemon(&cli, loaded, streams)).await,
         Command::Acp { pool } => Box::pin(editor::run(&cli, pool, loaded, streams)).await,
+        Command::Login(args) => match find_state(&loaded, &mut streams) {
+            Ok(state) => Box::pin(login::run(args, &loaded.config, &state, &mut streams)).await,
+            Err(exit) => exit,
+        },
         Command::Doctor { profile } => {
             match state_dir::path(&loaded.config, &loaded.project, |name| {
                 std::env::var_os(name)

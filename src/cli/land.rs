@@ -12,12 +12,13 @@ use super::exit::Exit;
 use super::outside;
 use super::streams::Streams;
 use super::trust::display_path;
+use super::uid_block;
 use marshal_config::{Config, DEFAULT, Origin, Sandbox as SandboxProfile};
 use marshal_launch::{self as launch, LaunchPlan, RunError, SandboxSpec, Spawner};
 use marshal_model::limits::{BUNDLE_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::{ExitStatus, SessionId, untrusted};
 use marshal_policy::guard;
-use marshal_sandbox::uids::{self, LockedBlock, Sources, UidError};
+use marshal_sandbox::uids::{LockedBlock, UidError};
 use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
 use marshal_sandbox::workspace::branch::git::{self, UnpackOutcome};
 use marshal_sandbox::workspace::branch::land::{self, LandError};
@@ -326,7 +327,7 @@ impl Drop for UnpackSandbox<'_> {
 impl<'b> UnpackSandbox<'b> {
     fn create(bundle: &'b StoredBundle) -> Result<Self, LandBranchError> {
         let spawner = Spawner::start(crate::BUILD).map_err(LandBranchError::Spawner)?;
-        let (ids, uid_block) = ids()?;
+        let (ids, uid_block) = uid_block::acquire()?;
         let owner = match ids {
             HostIds::Root { slot_uid } => Some(Owner {
                 uid: slot_uid,
@@ -414,20 +415,6 @@ fn standard_profile() -> SandboxProfile {
     let mut sandboxes = built_in.map(|config| config.sandboxes).unwrap_or_default();
     let profile = sandboxes.remove("standard");
     profile.unwrap_or_else(|| unreachable!("a test parses the built-in configuration"))
-}
-
-/// The ids of git on this host; for root, a uid that nothing else uses.
-fn ids() -> Result<(HostIds, Option<LockedBlock>), LandBranchError> {
-    let (uid, gid) = (
-        rustix::process::geteuid().as_raw(),
-        rustix::process::getegid().as_raw(),
-    );
-    if uid != 0 {
-        return Ok((HostIds::Own { uid, gid }, None));
-    }
-    let guard = uids::acquire(&Sources::host(), 1, marshal_config::UidRange::Auto)?;
-    let slot_uid = guard.block().first;
-    Ok((HostIds::Root { slot_uid }, Some(guard)))
 }
 
 /// The directory of a session's clone: among the daemon's sessions, or in a run with a separate

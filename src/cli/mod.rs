@@ -28,6 +28,7 @@ mod http_client;
 mod init;
 mod land;
 pub mod listeners;
+mod login;
 mod ls;
 mod manual;
 mod mcp;
@@ -63,8 +64,10 @@ pub mod supervisor_client;
 pub mod table;
 pub mod task_commands;
 pub mod tasks;
+mod terminal;
 pub mod trust;
 mod trust_store;
+mod uid_block;
 pub mod up;
 
 pub use exit::Exit;

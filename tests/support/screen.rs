@@ -14,7 +14,17 @@ const ROWS: u16 = 500;
 
 /// The screen when the program has ended, and how it ended.
 pub(crate) fn screen(command: &mut Command, columns: u16) -> (String, ExitStatus) {
+    screen_typed(command, columns, b"")
+}
+
+/// The same after something was typed before the program read it.
+pub(crate) fn screen_typed(
+    command: &mut Command,
+    columns: u16,
+    typed: &[u8],
+) -> (String, ExitStatus) {
     let (master, slave) = terminal(columns);
+    rustix::io::write(&master, typed).expect("typed");
     let end = || slave.try_clone().expect("the terminal");
     let child = command.stdin(end()).stdout(end()).stderr(end()).spawn();
     let mut child = child.expect("it starts");

@@ -28,7 +28,7 @@ use marshal_sandbox as sandbox;
 use marshal_sandbox::workspace::{Root, measure};
 
 /// The command's PATH, without additions.
-pub(super) const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
+pub(in crate::cli) const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// The waits of the stop ladder after the end of the input, as for every child.
 const INT: Duration = Duration::from_secs(2);
@@ -102,7 +102,7 @@ pub(super) async fn exec(args: &ExecArgs, config: &Config, streams: &mut Streams
         fail(note);
     }
     let copy = sandbox.copy.as_ref();
-    let (ended, excess) = match watch(launched, args, copy, &mut signals, early).await {
+    let (ended, excess) = match watch(launched, args.eof_wait.0, copy, &mut signals, early).await {
         Ok(ended) => ended,
         Err(error) => return fail(&format!("cannot pass input and output through: {error}")),
     };
@@ -158,14 +158,14 @@ async fn diagnose(args: &ExecArgs, config: &Config, error: &RunError) -> Preflig
 /// copy that it exceeded.
 async fn watch(
     launched: LaunchedChild,
-    args: &ExecArgs,
+    eof_wait: Option<Duration>,
     copy: Option<&KeptCopy>,
     signals: &mut Signals,
     early: Option<Signal>,
 ) -> io::Result<(Option<ChildExit>, Option<String>)> {
     let waits = StopTimeouts {
         goodbye: Duration::ZERO,
-        eof: args.eof_wait.0.unwrap_or_default(),
+        eof: eof_wait.unwrap_or_default(),
         int: INT,
         term: TERM,
     };
@@ -179,7 +179,7 @@ async fn watch(
         keeper,
         events: pump::start(OwnStreams::take()?, ends)?,
         outputs: 2,
-        eof_wait: args.eof_wait.0,
+        eof_wait,
         until: None,
         excess: None,
     };
@@ -189,6 +189,15 @@ async fn watch(
     let ended = watched.wait_end(ended, copy, signals).await;
     watched.drain_outputs(signals).await;
     Ok((ended, watched.excess))
+}
+
+/// Passes input and output through until a command without a copy ends; returns how it ended.
+pub(in crate::cli) async fn pass_through(
+    launched: LaunchedChild,
+    signals: &mut Signals,
+) -> io::Result<Option<ChildExit>> {
+    let watched = watch(launched, None, None, signals, None).await;
+    watched.map(|(ended, _)| ended)
 }
 
 /// Waits for any signal.

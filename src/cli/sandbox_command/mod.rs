@@ -9,6 +9,8 @@ mod explain;
 mod preparation;
 mod pump;
 
+pub(super) use exec::{PATH_INSIDE, pass_through};
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;

@@ -5,6 +5,7 @@
 mod agents;
 mod audit;
 mod history;
+mod login;
 mod manual;
 mod orders;
 mod policy_tools;

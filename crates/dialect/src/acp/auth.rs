@@ -51,7 +51,8 @@ pub(super) fn logins(raw: &RawValue) -> Vec<Login> {
 }
 
 /// What a person at a terminal can do.
-const LOGIN_ADVICE: &str = "run the agent's own login once outside of the supervisor and hand its files over by home_files, or give its key by a route or by env.set";
+const LOGIN_ADVICE: &str =
+    "log it in once with `marshal login POOL`, or give its key by a route or by env.set";
 
 impl Acp {
     /// Performs the login that the configuration names, or continues without one.

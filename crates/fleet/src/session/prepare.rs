@@ -39,7 +39,7 @@ use marshal_model::{SessionId, SlotId, UntrustedText};
 use marshal_policy::{FsContext, OpaqueFs};
 use marshal_sandbox::workspace::branch::CloneRecord;
 use marshal_sandbox::workspace::{
-    HomeContents, Overlay, Owner, Root, TreeError, TreeResolver, home,
+    HomeContents, Overlay, Owner, Root, TreeError, TreeResolver, home, login,
 };
 use marshal_sandbox::{self as sandbox, ExtraMounts, SandboxRequest};
 
@@ -352,10 +352,10 @@ pub(crate) async fn prepare(
         let session = order.session.clone();
         blocking(ambient, move || {
             let mut texts: BTreeMap<String, String> = routed_files(&pool.config);
-            let files = pool.config.home_files.iter();
-            let files = files.filter(|(inside, _)| !texts.contains_key(*inside));
-            let files = files.map(|(inside, path)| (inside.clone(), path.clone()));
-            let files = files.collect();
+            // What the configuration names is used instead of what a login left.
+            let mut files = login::files(shared.state.path(), &pool.config.name);
+            files.extend(pool.config.home_files.clone());
+            files.retain(|inside, _| !texts.contains_key(inside));
             for (inside, text) in &pool.config.home_texts {
                 let filled = || fill_routes(text, &pool.config.routes);
                 texts.entry(inside.clone()).or_insert_with(filled);

@@ -65,6 +65,18 @@ pub const WATCHED_CHANGES: usize = 1000;
 /// Changed files of which a watch of a workspace remembers the inode, in case that they are moved.
 pub const WATCHED_KNOWN: usize = 4096;
 
+/// Files of an agent's login that are kept.
+pub const LOGIN_FILES: usize = 64;
+
+/// The largest of them, in bytes: credentials and settings, not data.
+pub const LOGIN_FILE_BYTES: u64 = 1 << 20;
+
+/// How long an agent may take to name its logins.
+pub const LOGIN_REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a person may take to log an agent in on a page.
+pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+
 /// How long after the first change of a workspace its files are read, so that several changes of one
 /// file are one.
 pub const OBSERVE_SETTLE: Duration = Duration::from_millis(250);

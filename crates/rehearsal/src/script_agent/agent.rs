@@ -224,7 +224,7 @@ impl Agent {
             accepted_prompt: None,
             closing: Closing::KeptOpen,
             is_initialized: false,
-            logged_in: false,
+            logged_in: super::login::is_stored(),
             choices: Choices {
                 mode: "ask".to_owned(),
                 model: "a".to_owned(),

@@ -21,6 +21,7 @@ mod drills;
 mod handler;
 mod ledger;
 mod loaf;
+mod login;
 mod memory;
 mod operands;
 mod pipes;
@@ -145,6 +146,9 @@ pub struct Args {
     /// Behave like an agent with this quirk; may be repeated
     #[arg(long, value_enum, value_name = "WAY")]
     pub quirk: Vec<Quirk>,
+    /// Log in at the terminal: ask for a key, and store it in the home
+    #[arg(long)]
+    pub set_up: bool,
     /// Generate load: no narration, no log, no memory, large writes
     #[arg(long)]
     pub loader: bool,
@@ -158,6 +162,9 @@ pub struct Args {
 /// ledger failed or, in some protocols, if its controller broke the protocol; else the code of
 /// `exit N`. `is_verbose`: `--verbose` was given, which Claude Code's protocol requires.
 pub fn run(args: Args, is_verbose: bool) -> ExitCode {
+    if args.set_up {
+        return login::set_up();
+    }
     let mut agent = match build_agent(args, is_verbose) {
         Ok(agent) => agent,
         Err(failure) => {

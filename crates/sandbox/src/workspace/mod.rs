@@ -13,6 +13,7 @@ pub mod file_list;
 pub mod home;
 pub mod host_access;
 pub mod leftovers;
+pub mod login;
 pub mod manifest;
 pub mod mask;
 pub mod masked_paths;

@@ -123,6 +123,8 @@ impl Agent {
             return Err(RpcError::invalid_params("there is no such login here").into());
         }
         self.logged_in = true;
+        // Where it cannot be stored, the login is one for this process.
+        let _ = crate::script_agent::login::store("key");
         self.log_to_ledger("login", || json!({}))?;
         Ok(Some(json!({})))
     }
@@ -160,7 +162,7 @@ impl Agent {
         }
         let logins = json!([
             {"id": "key", "name": "Key"},
-            {"type": "terminal", "id": "setup", "name": "Set up"},
+            {"type": "terminal", "id": "setup", "name": "Set up", "args": ["--set-up"]},
         ]);
         let mut result = json!({
             "agentCapabilities": {
