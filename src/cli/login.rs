@@ -6,7 +6,7 @@
 //! files that it left are kept for the sessions of the pool. Must not know what is in them.
 
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -109,9 +109,10 @@ async fn log_in(
     let pool = config.pool(name.as_str());
     let pool = pool.ok_or_else(|| LoginFailure::NoPool(name.clone()))?;
     if args.forget {
-        return Ok(match login::forget(state, name)? {
-            true => format!("the files of pool {name}'s login were removed"),
-            false => format!("pool {name} has no login"),
+        return Ok(if login::forget(state, name)? {
+            format!("the files of pool {name}'s login were removed")
+        } else {
+            format!("pool {name} has no login")
         });
     }
     check(pool).map_err(LoginFailure::NotPossible)?;
@@ -315,7 +316,7 @@ impl<'a> Agent<'a> {
         let mut errors = BufReader::new(launched.stderr).lines();
         tokio::spawn(async move {
             while let Ok(Some(line)) = errors.next_line().await {
-                eprintln!("{}", escape_for_display(&line, 1000));
+                let _ = writeln!(io::stderr(), "{}", escape_for_display(&line, 1000));
             }
         });
         let mut talk = Talk {
@@ -389,7 +390,7 @@ impl<'a> Agent<'a> {
         drop(raw);
         let code = ended?
             .and_then(|ended| ended.status)
-            .map(|status| status.shell_code());
+            .map(marshal_model::ExitStatus::shell_code);
         match code {
             Some(0) => Ok(()),
             Some(code) => Err(LoginFailure::Agent(format!(

@@ -130,9 +130,10 @@ impl ObservedTree {
 
     /// The author of what is found in it now.
     pub(crate) fn author(&self, session: &SessionId) -> Author {
-        match self.shared.files.observed.is_alone(&self.host) {
-            true => observed_by(session),
-            false => Author::observed(),
+        if self.shared.files.observed.is_alone(&self.host) {
+            observed_by(session)
+        } else {
+            Author::observed()
         }
     }
 

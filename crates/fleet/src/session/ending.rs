@@ -75,7 +75,7 @@ impl SessionState {
             } => self.delegate_confirmed(&request, answer),
             SessionMsg::DiskLimitExceeded(why) => self.disk_limit_exceeded(why),
             SessionMsg::NextTask(work) => self.start_next_task(*work),
-            SessionMsg::WorkspaceRecorded(before) => self.workspace_recorded(before),
+            SessionMsg::WorkspaceRecorded(before) => self.workspace_recorded(*before),
             SessionMsg::Load => self.load(),
             SessionMsg::Close { for_good, now } => self.close(for_good, now),
             SessionMsg::CleanedUp(found) => {

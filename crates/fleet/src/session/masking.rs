@@ -8,8 +8,8 @@ use std::borrow::Cow;
 use serde_json::value::RawValue;
 
 use marshal_model::{
-    AgentClaims, AgentInfo, ChoiceInfo, CommandInfo, Event, OptionState, PermissionRequest,
-    PlanEntry, UntrustedText,
+    AgentClaims, AgentInfo, ChoiceInfo, CommandInfo, Event, FileVersion, OptionState,
+    PermissionRequest, PlanEntry, UntrustedText,
 };
 use marshal_policy::{Facts, FsObservations, Mask, PolicyDecision};
 
@@ -152,16 +152,7 @@ pub(super) fn mask_event(mask: &Mask, event: &mut Event) {
             path,
             sha256: _,
             version,
-        } => {
-            mask.mask_foreign(tool);
-            mask.mask_foreign(path);
-            if let Some(of) = version {
-                mask.mask_foreign(&mut of.path);
-                if let Some(from) = &mut of.moved_from {
-                    mask.mask_foreign(from);
-                }
-            }
-        }
+        } => mask_file(mask, [tool, path], version.as_deref_mut()),
         Event::Unknown { tag, raw: message } => {
             mask.mask_foreign(tag);
             mask_json(mask, message);
@@ -262,6 +253,15 @@ fn mask_agent_event(mask: &Mask, event: &mut Event) {
         } => mask_options(mask, [status, error]),
         _ => {} // `mask_event` handles the others.
     }
+}
+
+fn mask_file(mask: &Mask, texts: [&mut UntrustedText; 2], version: Option<&mut FileVersion>) {
+    let paths = version.map(|of| [Some(&mut of.path), of.moved_from.as_mut()]);
+    let paths = paths.into_iter().flatten().flatten();
+    texts
+        .into_iter()
+        .chain(paths)
+        .for_each(|text| mask.mask_foreign(text));
 }
 
 fn mask_quarantined(mask: &Mask, path: &mut UntrustedText, texts: [&mut Option<String>; 2]) {

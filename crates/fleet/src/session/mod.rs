@@ -230,7 +230,7 @@ pub(crate) enum SessionMsg {
     /// The session's next task. Only for a session that is between tasks.
     NextTask(Box<Work>),
     /// The state of the workspace before that task.
-    WorkspaceRecorded(Result<WorkspaceRecord, String>),
+    WorkspaceRecorded(Box<Result<WorkspaceRecord, String>>),
     /// Load the session in a new child now, without a task.
     Load,
     /// Close the session: no further task comes. Only for a session that is between tasks.

@@ -215,7 +215,7 @@ impl SessionState {
         tokio::spawn(async move {
             let before = ambient.run_blocking(record).await;
             let before = before.unwrap_or_else(|_| Err("the preparation was interrupted".into()));
-            let _ = to.send_message(SessionMsg::WorkspaceRecorded(before));
+            let _ = to.send_message(SessionMsg::WorkspaceRecorded(Box::new(before)));
         });
     }
 

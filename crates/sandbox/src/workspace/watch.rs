@@ -25,7 +25,7 @@ use crate::open::open_within;
 use marshal_model::limits::{WATCHED_CHANGES, WATCHED_DIRS, WATCHED_KNOWN};
 
 /// The size of the buffer for kernel events, in bytes.
-const READ_BYTES: usize = 32 << 10;
+const READ_BYTES: usize = 16 << 10;
 
 /// Changes of entries of a directory. A write counts when the file is closed.
 const ENTRY_CHANGES: WatchFlags = WatchFlags::CLOSE_WRITE
@@ -125,14 +125,15 @@ impl TreeWatch {
             root,
             fd: Arc::new(fd),
             dirs: HashMap::new(),
-            before: Arc::clone(&before),
+            before,
             known: HashMap::new(),
             listed: HashMap::new(),
             departed: BTreeMap::new(),
             changes: TreeChanges::default(),
         };
         watch.add(b"")?;
-        for dir in before.directories().filter(|dir| !is_in_git(dir)) {
+        let recorded = Arc::clone(&watch.before);
+        for dir in recorded.directories().filter(|dir| !is_in_git(dir)) {
             // One that cannot be watched leaves the others.
             if watch.add(dir).is_err() {
                 watch.changes.is_incomplete = true;
@@ -281,20 +282,14 @@ impl TreeWatch {
             if self.listed.len() < WATCHED_KNOWN {
                 self.listed.insert(entry.meta.identity(), below.clone());
             }
-            match entry.meta.kind {
-                // Before its entries are listed.
-                Kind::Dir => match self.add(&below) {
-                    Ok(_) => WalkStep::Enter,
-                    Err(_) => {
-                        self.changes.is_incomplete = true;
-                        WalkStep::Stop
-                    }
-                },
-                _ => {
-                    self.changes.add_file(below, true);
-                    WalkStep::Enter
-                }
+            if entry.meta.kind != Kind::Dir {
+                self.changes.add_file(below, true);
+            } else if self.add(&below).is_err() {
+                // A directory is watched before its entries are listed.
+                self.changes.is_incomplete = true;
+                return WalkStep::Stop;
             }
+            WalkStep::Enter
         });
         let is_whole = walked.is_ok_and(|done| done.incomplete.is_none() && done.unreadable == 0);
         self.changes.is_incomplete |= !is_whole;

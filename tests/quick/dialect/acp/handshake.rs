@@ -91,7 +91,7 @@ fn an_agent_without_credentials_wants_a_login() {
         r#"< {"id":1,"result":{"protocolVersion":1}}
            < {"id":2,"error":{"code":-32000,"message":"Authentication required"}}"#,
         r#"write {"jsonrpc":"2.0","id":2,"method":"session/new","params":{"cwd":"/workspace","mcpServers":[]}}
-           fault the agent wants a login before it opens a session; it offers: none; set auth to one of them, or run the agent's own login once outside of the supervisor and hand its files over by home_files, or give its key by a route or by env.set (the agent reported error -32000: Authentication required)"#,
+           fault the agent wants a login before it opens a session; it offers: none; set auth to one of them, or log it in once with `marshal login POOL`, or give its key by a route or by env.set (the agent reported error -32000: Authentication required)"#,
     );
 }
 
