@@ -30,6 +30,7 @@ const GROUPS: &[(&str, &[&str])] = &[
             "trust",
             "config",
             "agents",
+            "login",
             "doctor",
             "sandbox",
             "api",

@@ -75,7 +75,7 @@ fn a_login_at_a_terminal_is_made_once_and_all_sessions_have_it() {
             assert!(shown.contains(part), "{part} is not in {shown}");
         }
         let file = ("demo/.script-agent/key".to_owned(), "my-key".to_owned());
-        assert_eq!(stored(&drill), [file.clone()]);
+        assert_eq!(stored(&drill), std::slice::from_ref(&file));
         for _ in 0..2 {
             exits(&drill.run(&["run", "--pool", "demo", "say hi"]), 0, &[]);
         }

@@ -29,6 +29,7 @@ const BEYOND: &[&str] = &[
     "all pools together",
     "never asks: the protocol has no permission requests",
     "has no such methods",
+    "client_elicitation needs dialect",
     "max_size is smaller than",
     "image is for launcher",
     "is not one of the options that are known to leave the sandbox",

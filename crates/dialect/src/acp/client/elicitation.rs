@@ -297,7 +297,7 @@ mod tests {
             .expect("a form")
     }
 
-    fn asked(elicitation: &Elicitation) -> (&str, &[String]) {
+    fn question_of(elicitation: &Elicitation) -> (&str, &[String]) {
         match &elicitation.call {
             ClientCall::Ask { question, options } => (question, options),
             other => panic!("{other:?}"),
@@ -310,7 +310,7 @@ mod tests {
             &json!({"color": {"type": "string", "title": "Color", "enum": ["red", "blue"]}}),
             &json!(["color"]),
         );
-        let (question, options) = asked(&of);
+        let (question, options) = question_of(&of);
         assert_eq!(question, "Which?\ncolor (text): Color [red, blue]");
         assert_eq!(options, ["red", "blue"]);
         assert_eq!(
@@ -341,7 +341,7 @@ mod tests {
         );
         assert!(list.form.content(Some("c")).is_err());
         let switch = form(&json!({"on": {"type": "boolean"}}), &json!(["on"]));
-        assert_eq!(asked(&switch).1, ["true", "false"]);
+        assert_eq!(question_of(&switch).1, ["true", "false"]);
         assert_eq!(switch.form.content(Some("true")), Ok(json!({"on": true})));
     }
 
@@ -355,7 +355,7 @@ mod tests {
             }),
             &json!(["name", "age"]),
         );
-        let (question, options) = asked(&of);
+        let (question, options) = question_of(&of);
         assert!(
             question.contains("\nnote (text, optional): if any"),
             "{question}"
@@ -371,7 +371,7 @@ mod tests {
     fn a_page_is_named_and_what_cannot_be_shown_is_refused() {
         let page = json!({"sessionId": "s", "mode": "url", "message": "Log in", "elicitationId": "e", "url": "https://a.example/x"});
         let page = read(&page).expect("a page");
-        assert_eq!(asked(&page).0, "Log in\nOpen: https://a.example/x");
+        assert_eq!(question_of(&page).0, "Log in\nOpen: https://a.example/x");
         assert_eq!(page.form.content(Some("done")), Ok(json!({})));
         let many: Map<String, Value> = (0..=FORM_FIELDS)
             .map(|n| (n.to_string(), json!({"type": "string"})))
