@@ -191,7 +191,7 @@ async fn dispatch(mut cli: Cli, mut streams: Streams) -> Exit {
         Command::Up => Box::pin(daemon(&cli, loaded, streams)).await,
         Command::Acp { pool } => Box::pin(editor::run(&cli, pool, loaded, streams)).await,
         Command::Login(args) => match find_state(&loaded, &mut streams) {
-            Ok(state) => Box::pin(login::run(args, &loaded.config, &state, &mut streams)).await,
+            Ok(state) => Box::pin(login::run(args, &loaded, &state, &mut streams)).await,
             Err(exit) => exit,
         },
         Command::Doctor { profile } => {

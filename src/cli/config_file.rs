@@ -59,6 +59,9 @@ pub struct Loaded {
     pub project: PathBuf,
     /// The content of its file.
     pub content: Vec<u8>,
+    /// Whether the user named the file or trusts it. One that was only found gets no access to the
+    /// host.
+    pub is_explicit: bool,
 }
 
 /// Why the configuration cannot be loaded. Each is exit code 2.
@@ -131,6 +134,7 @@ pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
         source: source(path),
         project: dir,
         content: bytes,
+        is_explicit: origin.is_explicit,
     };
     if is_trusted && trust_store::is_writable_by_agents(&loaded) {
         return Err(LoadError::NotKept);
@@ -147,6 +151,7 @@ fn built_in(cwd: &Path) -> Result<Loaded, LoadError> {
         source: Source::BuiltIn,
         project: project::of_directory(cwd),
         content: Vec::new(),
+        is_explicit: true,
     })
 }
 

@@ -18,6 +18,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
+use super::config_file::Loaded;
 use super::exit::Exit;
 use super::sandbox_command;
 use super::signals::Signals;
@@ -86,8 +87,8 @@ impl LoginFailure {
     }
 }
 
-pub(super) async fn run(args: &Args, config: &Config, state: &Path, streams: &mut Streams) -> Exit {
-    match log_in(args, config, state, streams).await {
+pub(super) async fn run(args: &Args, loaded: &Loaded, state: &Path, streams: &mut Streams) -> Exit {
+    match log_in(args, loaded, state, streams).await {
         Ok(text) => {
             streams.err.line(&text);
             Exit::Done
@@ -101,11 +102,11 @@ pub(super) async fn run(args: &Args, config: &Config, state: &Path, streams: &mu
 
 async fn log_in(
     args: &Args,
-    config: &Config,
+    loaded: &Loaded,
     state: &Path,
     streams: &mut Streams,
 ) -> Result<String, LoginFailure> {
-    let name = &args.pool;
+    let (name, config) = (&args.pool, &loaded.config);
     let pool = config.pool(name.as_str());
     let pool = pool.ok_or_else(|| LoginFailure::NoPool(name.clone()))?;
     if args.forget {
@@ -116,6 +117,10 @@ async fn log_in(
         });
     }
     check(pool).map_err(LoginFailure::NotPossible)?;
+    if !loaded.is_explicit {
+        let why = "a login gives the agent the network of this host, which a configuration that was only found may not: name it with --config, or trust it with `marshal trust`";
+        return Err(LoginFailure::NotPossible(why.to_owned()));
+    }
     let agent = Agent::new(config, pool, state)?;
     let logins = agent.logins().await?;
     let wanted = choose(&logins, args.login.as_deref()).map_err(LoginFailure::NoLogin)?;

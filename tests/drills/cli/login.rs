@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 
 use crate::cli::exits;
 use crate::drill::Drill;
@@ -152,5 +153,17 @@ fn what_cannot_be_logged_in_is_refused_with_the_reason() {
     ] {
         exits(&drill.run(args), code, &[part]);
     }
+    // A file that was only found may not use the host's network.
+    let found = Command::new(env!("CARGO_BIN_EXE_marshal"))
+        .args(["login", "demo", "key"])
+        .current_dir(drill.path("."))
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("HOME", drill.path("."))
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&found.stderr);
+    assert_eq!(found.status.code(), Some(2), "{text}");
+    assert!(text.contains("trust it with `marshal trust`"), "{text}");
     assert!(stored(&drill).is_empty());
 }

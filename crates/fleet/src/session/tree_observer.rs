@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
@@ -59,15 +60,21 @@ impl TreeRecord {
         let before = Arc::new(before);
         let watch = (!is_simulated).then(|| TreeWatch::open(root, Arc::clone(&before)));
         let watch = watch.transpose().unwrap_or_else(|error| {
-        tracing::warn!(path = %path.display(), %error, "the workspace cannot be watched (fs.inotify.max_user_instances): the end of the turn finds the changes");
-        None
-    });
+            // Usually it is the same for each of many sessions.
+            if !UNWATCHED.swap(true, Ordering::Relaxed) {
+                tracing::warn!(path = %path.display(), %error, "a workspace cannot be watched (fs.inotify.max_user_instances): the end of the turn finds the changes, here and in others");
+            }
+            None
+        });
         Ok(Self {
             before: Some(before),
             watch,
         })
     }
 }
+
+/// Whether it was logged that a workspace cannot be watched.
+static UNWATCHED: AtomicBool = AtomicBool::new(false);
 
 /// How long the new place of a file that went is waited for.
 const ARRIVAL: Duration = Duration::from_millis(10);

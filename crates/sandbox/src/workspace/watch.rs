@@ -78,8 +78,12 @@ impl TreeChanges {
     }
 
     fn add_move(&mut self, from: TreePath, to: TreePath, is_dir: bool) {
-        if let Some(earlier) = self.moves.iter_mut().rfind(|earlier| earlier.to == from) {
-            earlier.to = to;
+        if let Some(at) = self.moves.iter().rposition(|earlier| earlier.to == from) {
+            self.moves[at].to = to;
+            // There and back is no move.
+            if self.moves[at].from == self.moves[at].to {
+                self.moves.remove(at);
+            }
         } else if self.moves.len() < WATCHED_CHANGES {
             self.moves.push(Move { from, to, is_dir });
         } else {
@@ -234,6 +238,9 @@ impl TreeWatch {
                 if is_dir {
                     self.rename(&from, &to);
                     self.enter(&to);
+                } else {
+                    self.known.remove(&from);
+                    self.remember(&to);
                 }
                 self.changes.add_move(from, to, is_dir);
             }
@@ -479,6 +486,10 @@ mod tests {
         let mut watch = watch(dir.path());
         fs::write(at("fresh"), "x").unwrap();
         assert_eq!(lines(&mut watch), ["+fresh"]);
+        // A file that was moved before is still known.
+        fs::rename(at("fresh"), at("fresher")).unwrap();
+        fs::rename(at("fresher"), at("fresh")).unwrap();
+        assert_eq!(lines(&mut watch), [""; 0], "there and back");
         fs::create_dir_all(at("new/er")).unwrap();
         for name in ["old", "fresh", "src"] {
             fs::rename(at(name), at("new/er").join(name)).unwrap();
