@@ -121,21 +121,22 @@ async fn run(
     to: SessionRef,
 ) -> io::Result<Option<Vec<ObservedFile>>> {
     let readable = readable(watch.descriptor())?;
-    let mut left = OBSERVED_FILES;
+    let (mut left, mut has_more) = (OBSERVED_FILES, false);
     loop {
         let end = tokio::select! {
             end = &mut stopped => Some(end),
-            ready = readable.readable() => {
+            ready = readable.readable(), if !has_more => {
                 // Before the events are read: later ones make it ready again.
                 ready?.clear_ready();
                 tokio::time::timeout(OBSERVE_SETTLE, &mut stopped).await.ok()
             }
+            () = tokio::time::sleep(OBSERVE_SETTLE), if has_more => None,
         };
         if matches!(end, Some(Err(_))) {
             return Ok(None);
         }
-        let (next, changes) = read(watch, ambient).await?;
-        watch = next;
+        let changes;
+        (watch, changes, has_more) = read(watch, ambient).await?;
         left = left.saturating_sub(changes.files.len() + changes.moves.len());
         let found = tree.observe(changes).await;
         if end.is_some() {
@@ -151,19 +152,20 @@ async fn run(
     }
 }
 
-/// Reads what changed. The new place of a moved file may be reported a moment after the old one.
-async fn read(watch: TreeWatch, ambient: &Ambient) -> io::Result<(TreeWatch, TreeChanges)> {
-    let mut watch = read_once(watch, ambient).await?;
-    if watch.expects_arrival() {
+/// Reads what changed, and whether there may be more. The new place of a moved file may be reported
+/// a moment after the old one.
+async fn read(watch: TreeWatch, ambient: &Ambient) -> io::Result<(TreeWatch, TreeChanges, bool)> {
+    let (mut watch, mut has_more) = read_once(watch, ambient).await?;
+    if watch.expects_arrival() && !has_more {
         tokio::time::sleep(ARRIVAL).await;
-        watch = read_once(watch, ambient).await?;
+        (watch, has_more) = read_once(watch, ambient).await?;
     }
     let changes = watch.take();
-    Ok((watch, changes))
+    Ok((watch, changes, has_more))
 }
 
-async fn read_once(mut watch: TreeWatch, ambient: &Ambient) -> io::Result<TreeWatch> {
-    let read = ambient.run_blocking(move || watch.read().map(|()| watch));
+async fn read_once(mut watch: TreeWatch, ambient: &Ambient) -> io::Result<(TreeWatch, bool)> {
+    let read = ambient.run_blocking(move || watch.read().map(|has_more| (watch, has_more)));
     let interrupted = |_| {
         Err(io::Error::other(
             "the reading of its changes was interrupted",

@@ -62,6 +62,9 @@ pub const WATCHED_DIRS: usize = 16_384;
 /// Changed files, and moves, that a watch of a workspace lists at a time.
 pub const WATCHED_CHANGES: usize = 1000;
 
+/// Events of a workspace that are read at a time: as many as the kernel keeps by default.
+pub const WATCHED_EVENTS: usize = 16_384;
+
 /// Changed files of which a watch of a workspace remembers the inode, in case that they are moved.
 pub const WATCHED_KNOWN: usize = 4096;
 

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use super::Manifest;
 use super::tree::{Identity, Kind, Root, WalkBounds, WalkStep, meta_at, walk};
 use crate::open::open_within;
-use marshal_model::limits::{WATCHED_CHANGES, WATCHED_DIRS, WATCHED_KNOWN};
+use marshal_model::limits::{WATCHED_CHANGES, WATCHED_DIRS, WATCHED_EVENTS, WATCHED_KNOWN};
 
 /// The size of the buffer for kernel events, in bytes.
 const READ_BYTES: usize = 16 << 10;
@@ -158,25 +158,30 @@ impl TreeWatch {
         !self.departed.is_empty()
     }
 
-    /// Reads the pending events. Does not wait for any.
+    /// Reads the pending events, at most [`WATCHED_EVENTS`]: an agent can make them faster than they
+    /// are read. Does not wait for any. Returns whether there may be more.
     ///
     /// # Errors
     /// The system error of the read.
-    pub fn read(&mut self) -> io::Result<()> {
+    pub fn read(&mut self) -> io::Result<bool> {
         let fd = Arc::clone(&self.fd);
         let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
         let mut reader = inotify::Reader::new(&*fd, &mut buffer);
-        loop {
+        let mut count = 0;
+        // What is in the buffer would be lost with it.
+        while count < WATCHED_EVENTS || !reader.is_buffer_empty() {
+            count += 1;
             match reader.next() {
                 Ok(event) => {
                     let name = event.file_name().map(std::ffi::CStr::to_bytes);
                     self.handle((event.wd(), event.cookie()), event.events(), name);
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::AGAIN) => return Ok(false),
                 Err(errno) => return Err(errno.into()),
             }
         }
+        Ok(true)
     }
 
     /// Takes the changes that were read. What went and did not appear elsewhere is gone.
@@ -219,8 +224,13 @@ impl TreeWatch {
         let path = join(dir, name);
         let is_dir = what.contains(ReadFlags::ISDIR);
         if what.contains(ReadFlags::MOVED_FROM) {
-            let departure = Departure { from: path, is_dir };
-            self.departed.insert(cookie, departure);
+            if self.departed.len() < WATCHED_CHANGES {
+                let departure = Departure { from: path, is_dir };
+                self.departed.insert(cookie, departure);
+            } else {
+                self.changes.is_incomplete = true;
+                self.forget(&path);
+            }
         } else if what.contains(ReadFlags::MOVED_TO) {
             self.arrived(cookie, path, is_dir);
         } else if is_dir && what.contains(ReadFlags::CREATE) {
@@ -534,7 +544,7 @@ mod tests {
         for n in 0..=WATCHED_CHANGES {
             fs::write(dir.path().join(n.to_string()), "").unwrap();
         }
-        watch.read().unwrap();
+        assert!(!watch.read().unwrap(), "everything was read");
         let changes = watch.take();
         assert_eq!(changes.files.len(), WATCHED_CHANGES);
         assert!(changes.is_incomplete);
