@@ -102,6 +102,25 @@ fn what_a_shell_writes_is_seen_while_the_turn_runs() {
 }
 
 #[test]
+fn what_a_short_turn_wrote_is_reported_before_its_end() {
+    for mode in ["rw", "copy", "worktree", "overlay"] {
+        let drill = drill(true, mode);
+        let daemon = Daemon::start(&drill);
+        let chat = daemon.create("say begin");
+        for n in 0..5 {
+            let events = does(&daemon, &chat, &format!("run echo x | tee short{n}.txt"));
+            let last = events.last().map(|event| event.name.as_str());
+            assert_eq!(last, Some("done"), "{mode}: {events:#?}");
+            let is_it = |event: &StreamEvent| {
+                let path = event.data["path"].as_str().unwrap_or_default();
+                event.name == "file_updated" && path.ends_with(&format!("/short{n}.txt"))
+            };
+            assert!(events.iter().any(is_it), "{mode} {n}: {events:#?}");
+        }
+    }
+}
+
+#[test]
 fn a_single_run_reports_it_too_without_versions() {
     let pools = pools("", "mode = \"rw\"").replace("[workspace.main]\npath = \"project\"\n", "");
     let pools = pools.replace("[role.dev]\npool = \"demo\"\n", "");

@@ -21,6 +21,17 @@ pub use marshal_model::PROMPT_NOT_WRITTEN;
 impl SessionState {
     /// Handles a message; `true` if the session has ended.
     pub(super) fn handle_message(&mut self, message: SessionMsg) -> bool {
+        let waits = matches!(
+            message,
+            SessionMsg::Batch { .. }
+                | SessionMsg::Durable { .. }
+                | SessionMsg::Flush
+                | SessionMsg::FilesObserved(_)
+                | SessionMsg::TreeSettled(_)
+        );
+        if !waits {
+            self.release_turn_end();
+        }
         match message {
             SessionMsg::Prepared(prepared) => {
                 self.handle_prepared(*prepared);
@@ -51,6 +62,8 @@ impl SessionState {
             SessionMsg::Flush => self.outbox.retry_elapsed(),
             SessionMsg::CheckEnded(check) => self.check_ended(*check),
             SessionMsg::FilesObserved(found) => self.record_observed_files(found),
+            SessionMsg::TreeSettled(settled) => self.tree_settled(settled.map(|settled| *settled)),
+            SessionMsg::ReleaseTurnEnd => {}
             SessionMsg::WorkspaceSurveyed(survey) => return self.report(*survey),
             SessionMsg::ClientAnswered {
                 request_id: request,

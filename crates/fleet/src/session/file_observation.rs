@@ -4,9 +4,14 @@
 //! Must not know how a file is read, nor what a version is.
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use super::SessionMsg;
+use super::outbox::OnDurable;
 use super::prepare::PreparedSession;
 use super::state::SessionState;
 use super::tree_observer::TreeObserver;
@@ -19,6 +24,9 @@ use marshal_policy::Request;
 
 /// In place of a tool's name: the change was found on disk.
 const OBSERVED: &str = "observed";
+
+/// How long the end of a turn waits for its last changes.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Files of one call that are read at its end; the end of the turn finds the others.
 const CALL_FILES: usize = 16;
@@ -88,7 +96,57 @@ impl SessionState {
         let tree = ObservedTree::new(shared, prepared.host_tree(), versions, &self.work.task);
         let (ambient, to) = (shared.ambient.clone(), self.myself.clone());
         prepared.written.clear();
+        prepared.settled_tree = None;
         prepared.observer = Some(TreeObserver::start(watch, tree, ambient, to));
+    }
+
+    /// Records the end of the turn as soon as its last changes are recorded. Whatever happens first
+    /// records the end at once.
+    pub(super) fn end_turn_when_settled(&mut self, end: Event) {
+        let prepared = self.prepared.as_mut();
+        let observer = prepared.and_then(|prepared| {
+            let observer = prepared.observer.take()?;
+            prepared.turn_end = Some(end.clone());
+            Some(observer)
+        });
+        let Some(observer) = observer else {
+            return self.record_turn_end(end);
+        };
+        let to = self.myself.clone();
+        tokio::spawn(async move {
+            let mut finished = pin!(observer.finish());
+            let settled = match timeout(SETTLE_TIMEOUT, &mut finished).await {
+                Ok(settled) => settled,
+                Err(_) => {
+                    let _ = to.send_message(SessionMsg::ReleaseTurnEnd);
+                    finished.await
+                }
+            };
+            let _ = to.send_message(SessionMsg::TreeSettled(settled.map(Box::new)));
+        });
+    }
+
+    pub(super) fn tree_settled(&mut self, settled: Option<(ObservedTree, Vec<ObservedFile>)>) {
+        if let Some((tree, found)) = settled {
+            self.record_observed_files(found);
+            if let Some(prepared) = &mut self.prepared {
+                prepared.settled_tree = Some(tree);
+            }
+        }
+        self.release_turn_end();
+    }
+
+    /// Records the end of the turn, if it waits.
+    pub(super) fn release_turn_end(&mut self) {
+        let prepared = self.prepared.as_mut();
+        if let Some(end) = prepared.and_then(|prepared| prepared.turn_end.take()) {
+            self.record_turn_end(end);
+        }
+    }
+
+    fn record_turn_end(&mut self, end: Event) {
+        self.outbox.push_event(end);
+        self.outbox.on_durable(OnDurable::FinishTurn);
     }
 
     /// A tool call of the agent's own ended: reads the files that it names to be written. Whatever

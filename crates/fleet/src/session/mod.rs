@@ -83,7 +83,7 @@ use super::approver::{ApprovalSender, ApproverReply};
 use super::channel::ChannelEnd;
 use super::commands::{CommandReply, CommandRequest};
 use super::credit::CreditPermit;
-use super::files::ObservedFile;
+use super::files::{ObservedFile, ObservedTree};
 use super::live_actor::{ActorKind, LiveActor};
 use super::mailbox::{Address, Mailbox, mailbox};
 use super::pool::PoolMsg;
@@ -170,6 +170,10 @@ pub(crate) enum SessionMsg {
     CheckEnded(Box<CheckResult>),
     /// File versions that were found after a tool call.
     FilesObserved(Vec<ObservedFile>),
+    /// What was found at the end of a turn; the turn's end waits for it.
+    TreeSettled(Option<Box<(ObservedTree, Vec<ObservedFile>)>>),
+    /// The turn's end has waited long enough.
+    ReleaseTurnEnd,
     /// The survey of the workspace is complete.
     WorkspaceSurveyed(Box<work::Survey>),
     /// The client of a conversation answered an approval.

@@ -28,6 +28,7 @@ use super::ssh;
 use super::tree_observer::{TreeObserver, TreeRecord};
 use super::work::Work;
 use crate::ambient::Ambient;
+use crate::files::ObservedTree;
 use crate::setup::{PoolShared, Shared};
 use marshal_config::{
     Launcher, Network, OWN_PROGRAM, PlaceholderValues, Pool as PoolConfig, WorkspaceMode,
@@ -35,7 +36,7 @@ use marshal_config::{
 };
 use marshal_dialect::{self as dialect, Attachment, OpenParams};
 use marshal_launch::{LaunchPlan, SandboxSpec};
-use marshal_model::{SessionId, SlotId, UntrustedText};
+use marshal_model::{Event, SessionId, SlotId, UntrustedText};
 use marshal_policy::{FsContext, OpaqueFs};
 use marshal_sandbox::workspace::branch::CloneRecord;
 use marshal_sandbox::workspace::{
@@ -102,6 +103,10 @@ pub(crate) struct PreparedSession {
     pub(crate) tree: TreeRecord,
     /// Observes it during the task.
     pub(super) observer: Option<TreeObserver>,
+    /// The end of the turn, which waits until the tree was read for the last time.
+    pub(super) turn_end: Option<Event>,
+    /// The tree after that.
+    pub(super) settled_tree: Option<ObservedTree>,
     /// The files that its tools wrote during the task: their paths inside, and their digests.
     pub(super) written: HashSet<(String, String)>,
     /// The files of the prompt.
@@ -206,6 +211,8 @@ impl PreparedSession {
             session,
             tree: TreeRecord::default(),
             observer: None,
+            turn_end: None,
+            settled_tree: None,
             written: HashSet::new(),
             attachments: Arc::default(),
             links: PathLinks::Unseen(OpaqueFs),
@@ -426,6 +433,8 @@ pub(crate) async fn prepare(
         session: order.session,
         tree,
         observer: None,
+        turn_end: None,
+        settled_tree: None,
         written: HashSet::new(),
         attachments,
         links: PathLinks::Trees(links),

@@ -192,6 +192,7 @@ impl SessionState {
     }
 
     pub(super) fn handle_channel_event(&mut self, item: ChannelEvent) {
+        self.release_turn_end();
         match item {
             ChannelEvent::Started {
                 pid,
@@ -368,13 +369,12 @@ impl SessionState {
             used: usage,
         }
         .emit();
-        self.outbox.push_event(Event::TurnEnded {
+        self.end_turn_when_settled(Event::TurnEnded {
             outcome,
             stop_reason,
             usage,
             detail,
         });
-        self.outbox.on_durable(OnDurable::FinishTurn);
         if self.cancelled && self.scope == SessionScope::Task {
             // Nobody waits for this child any more, so it need not outlive a stalled journal.
             self.stop(false);

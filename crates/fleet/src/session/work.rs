@@ -303,9 +303,10 @@ pub(crate) fn survey(
     let versions = prepared
         .as_deref()
         .and_then(|item| item.versioning(&shared, pool));
-    let mut observer = None;
+    let (mut observer, mut settled) = (None, None);
     let seen = prepared.map(|prepared| {
         observer = prepared.observer.take();
+        settled = prepared.settled_tree.take();
         (
             prepared.root(),
             prepared.tree.before.take(),
@@ -345,7 +346,7 @@ pub(crate) fn survey(
         // Before the survey may remove the session's tree.
         let (tree, mut observed) = match observer {
             Some(observer) => observer.finish().await.unzip(),
-            None => (None, None),
+            None => (settled, None),
         };
         let mut survey: Survey = ambient.run_blocking(work).await.unwrap_or_default();
         let mut observed = observed.take().unwrap_or_default();
