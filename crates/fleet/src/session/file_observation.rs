@@ -89,15 +89,13 @@ impl SessionState {
         let Some(prepared) = &mut self.prepared else {
             return;
         };
-        let Some(watch) = prepared.tree.watch.take() else {
+        let Some(watch) = prepared.tree.record.watch.take() else {
             return;
         };
         let (shared, versions) = (&self.shared, prepared.versioning(&self.shared, &self.pool));
         let tree = ObservedTree::new(shared, prepared.host_tree(), versions, &self.work.task);
         let (ambient, to) = (shared.ambient.clone(), self.myself.clone());
-        prepared.written.clear();
-        prepared.settled_tree = None;
-        prepared.observer = Some(TreeObserver::start(watch, tree, ambient, to));
+        prepared.tree.observer = Some(TreeObserver::start(watch, tree, ambient, to));
     }
 
     /// Records the end of the turn as soon as its last changes are recorded. Whatever happens first
@@ -105,8 +103,8 @@ impl SessionState {
     pub(super) fn end_turn_when_settled(&mut self, end: Event) {
         let prepared = self.prepared.as_mut();
         let observer = prepared.and_then(|prepared| {
-            let observer = prepared.observer.take()?;
-            prepared.turn_end = Some(end.clone());
+            let observer = prepared.tree.observer.take()?;
+            prepared.tree.turn_end = Some(end.clone());
             Some(observer)
         });
         let Some(observer) = observer else {
@@ -115,12 +113,11 @@ impl SessionState {
         let to = self.myself.clone();
         tokio::spawn(async move {
             let mut finished = pin!(observer.finish());
-            let settled = match timeout(SETTLE_TIMEOUT, &mut finished).await {
-                Ok(settled) => settled,
-                Err(_) => {
-                    let _ = to.send_message(SessionMsg::ReleaseTurnEnd);
-                    finished.await
-                }
+            let settled = if let Ok(settled) = timeout(SETTLE_TIMEOUT, &mut finished).await {
+                settled
+            } else {
+                let _ = to.send_message(SessionMsg::ReleaseTurnEnd);
+                finished.await
             };
             let _ = to.send_message(SessionMsg::TreeSettled(settled.map(Box::new)));
         });
@@ -130,7 +127,7 @@ impl SessionState {
         if let Some((tree, found)) = settled {
             self.record_observed_files(found);
             if let Some(prepared) = &mut self.prepared {
-                prepared.settled_tree = Some(tree);
+                prepared.tree.settled = Some(tree);
             }
         }
         self.release_turn_end();
@@ -139,7 +136,7 @@ impl SessionState {
     /// Records the end of the turn, if it waits.
     pub(super) fn release_turn_end(&mut self) {
         let prepared = self.prepared.as_mut();
-        if let Some(end) = prepared.and_then(|prepared| prepared.turn_end.take()) {
+        if let Some(end) = prepared.and_then(|prepared| prepared.tree.turn_end.take()) {
             self.record_turn_end(end);
         }
     }
@@ -198,10 +195,10 @@ impl SessionState {
             return;
         };
         if let Some(prepared) = &mut self.prepared
-            && prepared.written.len() < OBSERVED_FILES
+            && prepared.tree.written.len() < OBSERVED_FILES
         {
             let written = (path.raw().to_owned(), sha256.clone());
-            prepared.written.insert(written);
+            prepared.tree.written.insert(written);
         }
     }
 
@@ -213,7 +210,8 @@ impl SessionState {
         for item in observed {
             let path = format!("{}/{}", prepared.workspace_inside(), item.relative_path);
             let digest = item.sha256.clone();
-            let is_known = digest.is_some_and(|it| prepared.written.contains(&(path.clone(), it)));
+            let is_known =
+                digest.is_some_and(|it| prepared.tree.written.contains(&(path.clone(), it)));
             if item.version.is_none() && is_known {
                 continue;
             }

@@ -76,7 +76,7 @@ pub(crate) use work::{Attempt, CheckResult, IdleSession, Work, discard_session};
 use outbox::{OnDurable, Outbox};
 use state::{Phase, SessionState};
 use tool_calls::OpenRequests;
-use tree_observer::TreeRecord;
+use tree_observer::{TreeRecord, TreeTurn};
 
 use super::approvals::AnswerReply;
 use super::approver::{ApprovalSender, ApproverReply};

@@ -227,7 +227,7 @@ impl SessionState {
         match recorded {
             Ok(recorded) => {
                 if let Some(prepared) = &mut self.prepared {
-                    prepared.tree = recorded.tree;
+                    prepared.tree = super::TreeTurn::new(recorded.tree);
                     prepared.attachments = recorded.attachments;
                 }
                 self.observe_tree();

@@ -11,7 +11,7 @@ mod caches;
 mod runner_dir;
 pub(super) mod session_tree;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,10 +25,9 @@ pub(crate) use super::prepare_error::PrepareError;
 use super::protection::Protection;
 use super::sandbox_builder;
 use super::ssh;
-use super::tree_observer::{TreeObserver, TreeRecord};
+use super::tree_observer::{TreeRecord, TreeTurn};
 use super::work::Work;
 use crate::ambient::Ambient;
-use crate::files::ObservedTree;
 use crate::setup::{PoolShared, Shared};
 use marshal_config::{
     Launcher, Network, OWN_PROGRAM, PlaceholderValues, Pool as PoolConfig, WorkspaceMode,
@@ -36,7 +35,7 @@ use marshal_config::{
 };
 use marshal_dialect::{self as dialect, Attachment, OpenParams};
 use marshal_launch::{LaunchPlan, SandboxSpec};
-use marshal_model::{Event, SessionId, SlotId, UntrustedText};
+use marshal_model::{SessionId, SlotId, UntrustedText};
 use marshal_policy::{FsContext, OpaqueFs};
 use marshal_sandbox::workspace::branch::CloneRecord;
 use marshal_sandbox::workspace::{
@@ -99,16 +98,8 @@ impl PrepareRequest {
 #[derive(Debug)]
 pub(crate) struct PreparedSession {
     pub(crate) session: SessionId,
-    /// The tree that the agent writes, as it was before the task.
-    pub(crate) tree: TreeRecord,
-    /// Observes it during the task.
-    pub(super) observer: Option<TreeObserver>,
-    /// The end of the turn, which waits until the tree was read for the last time.
-    pub(super) turn_end: Option<Event>,
-    /// The tree after that.
-    pub(super) settled_tree: Option<ObservedTree>,
-    /// The files that its tools wrote during the task: their paths inside, and their digests.
-    pub(super) written: HashSet<(String, String)>,
+    /// The tree that the agent writes.
+    pub(super) tree: TreeTurn,
     /// The files of the prompt.
     pub(crate) attachments: Arc<[Attachment]>,
     links: PathLinks,
@@ -209,11 +200,7 @@ impl PreparedSession {
         Self {
             directory: workspace_inside,
             session,
-            tree: TreeRecord::default(),
-            observer: None,
-            turn_end: None,
-            settled_tree: None,
-            written: HashSet::new(),
+            tree: TreeTurn::default(),
             attachments: Arc::default(),
             links: PathLinks::Unseen(OpaqueFs),
             dirs: Arc::new(space),
@@ -431,11 +418,7 @@ pub(crate) async fn prepare(
     }
     Ok(PreparedSession {
         session: order.session,
-        tree,
-        observer: None,
-        turn_end: None,
-        settled_tree: None,
-        written: HashSet::new(),
+        tree: TreeTurn::new(tree),
         attachments,
         links: PathLinks::Trees(links),
         directory: format!("{}{}", space.workspace_inside, space.directory),

@@ -5,6 +5,7 @@
 //! one, and at the end of the turn. It reads a bounded number of files a turn. Must not know what
 //! becomes of them.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use super::{SessionMsg, SessionRef};
 use crate::ambient::Ambient;
 use crate::files::{ObservedFile, ObservedTree};
 use marshal_config::WorkspaceMode;
+use marshal_model::Event;
 use marshal_model::limits::{OBSERVE_SETTLE, OBSERVED_FILES};
 use marshal_sandbox::workspace::{Manifest, Overlay, Root, TreeChanges, TreeError, TreeWatch};
 
@@ -70,6 +72,30 @@ impl TreeRecord {
             before: Some(before),
             watch,
         })
+    }
+}
+
+/// The tree during a task.
+#[derive(Debug, Default)]
+pub(super) struct TreeTurn {
+    /// How it was before.
+    pub(super) record: TreeRecord,
+    /// Observes it until the end of the turn.
+    pub(super) observer: Option<TreeObserver>,
+    /// The end of the turn, which waits until the tree was read for the last time.
+    pub(super) turn_end: Option<Event>,
+    /// The tree after that.
+    pub(super) settled: Option<ObservedTree>,
+    /// The files that the agent's tools wrote: their paths inside, and their digests.
+    pub(super) written: HashSet<(String, String)>,
+}
+
+impl TreeTurn {
+    pub(super) fn new(record: TreeRecord) -> Self {
+        Self {
+            record,
+            ..Self::default()
+        }
     }
 }
 

@@ -305,11 +305,11 @@ pub(crate) fn survey(
         .and_then(|item| item.versioning(&shared, pool));
     let (mut observer, mut settled) = (None, None);
     let seen = prepared.map(|prepared| {
-        observer = prepared.observer.take();
-        settled = prepared.settled_tree.take();
+        observer = prepared.tree.observer.take();
+        settled = prepared.tree.settled.take();
         (
             prepared.root(),
-            prepared.tree.before.take(),
+            prepared.tree.record.before.take(),
             prepared.copy().map(Path::to_owned),
             prepared.dirs().overlay.clone(),
             prepared.protection(),
