@@ -33,9 +33,9 @@ pub(crate) struct TreeRecord {
     pub(crate) watch: Option<TreeWatch>,
 }
 
-/// Records the workspace before a task, where it can change, and watches it; of an overlay, only the
-/// upper layer. Where the agent writes the workspace itself, its repository is part of it.
 impl TreeRecord {
+    /// Records the workspace before a task, where it can change, and watches it; of an overlay, only
+    /// the upper layer. Where the agent writes the workspace itself, its repository is part of it.
     pub(super) fn new(
         mode: WorkspaceMode,
         root: Root,
