@@ -95,6 +95,11 @@ impl ObservedTree {
         }
     }
 
+    /// Whether it is observed for this task.
+    pub(crate) fn belongs_to(&self, task: &TaskId) -> bool {
+        self.task == *task
+    }
+
     /// Reads what changed.
     pub(crate) async fn observe(&self, changes: TreeChanges) -> Vec<ObservedFile> {
         let moves = changes.moves.into_iter().filter_map(|item| {

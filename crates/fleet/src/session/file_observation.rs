@@ -126,6 +126,10 @@ impl SessionState {
     pub(super) fn tree_settled(&mut self, settled: Option<(ObservedTree, Vec<ObservedFile>)>) {
         if let Some((tree, found)) = settled {
             self.record_observed_files(found);
+            // It may be late, and of a turn before.
+            if !tree.belongs_to(&self.work.task) {
+                return;
+            }
             if let Some(prepared) = &mut self.prepared {
                 prepared.tree.settled = Some(tree);
             }
