@@ -218,8 +218,9 @@ fn children(drill: &Drill, database: &Connection) {
 
 /// A child received no prompt that was not accepted, none twice, and all whose turn it ended.
 fn received_is_accepted(session: &str, received: &[String], accepted: &[(String, bool)]) {
-    let mut received = received.iter().peekable();
-    for (text, is_sure) in accepted {
+    // From the end: a prompt that was not written is accepted again, and it is the later one that arrived.
+    let mut received = received.iter().rev().peekable();
+    for (text, is_sure) in accepted.iter().rev() {
         let arrived = received.next_if_eq(&text).is_some();
         assert!(arrived || !is_sure, "{session}: {text:?} was not received");
     }
