@@ -232,7 +232,7 @@ impl Drop for Cluster {
 /// The server that most tests share. Its shell ends it with this process, and removes nothing else.
 pub(crate) fn shared() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
-    SHARED.get_or_init(|| Cluster::new("shared"))
+    SHARED.get_or_init(|| Cluster::new("open-sesame"))
 }
 
 /// Makes the shell stop its server in the ordinary way.

@@ -65,7 +65,7 @@ for pause in 3 7 5; do
 done
 for wait in $(seq 60); do
     service --json report >/tmp/report.json 2>/dev/null
-    [ "$(grep -o '"outcome":' /tmp/report.json | wc -l)" -lt 24 ] || break
+    ! grep -q '"done":24' /tmp/report.json || break
     sleep 2
 done
 systemctl stop marshal

@@ -90,9 +90,9 @@ async fn a_newer_form_is_refused() {
 
 #[tokio::test]
 async fn a_password_is_used_and_never_told() {
-    let server = Server::new(&cluster::shared().loopback("shared"), None).expect("a server");
+    let server = Server::new(&cluster::shared().loopback("open-sesame"), None).expect("a server");
     let store = Store::connect(&server).await.expect("a store");
-    assert!(!format!("{store:?}").contains("shared"));
+    assert!(!format!("{store:?}").contains("open-sesame"));
     let wrong = Server::new(&cluster::shared().loopback("sesame-9"), None).expect("a server");
     let refused = Store::connect(&wrong).await.expect_err("refused");
     assert!(matches!(refused, StoreError::Database { .. }), "{refused}");
@@ -103,7 +103,7 @@ async fn a_password_is_used_and_never_told() {
     );
     assert!(!expected.contains("sesame-9"), "{expected}");
     // It has no TLS: asked for, that is an error and no connection without it.
-    let tls = format!("{}?sslmode=require", cluster::shared().loopback("shared"));
+    let tls = format!("{}?sslmode=require", cluster::shared().loopback("open-sesame"));
     let refused = Store::connect(&Server::new(&tls, None).expect("a server")).await;
     assert!(refused.expect_err("no TLS").to_string().contains("TLS"));
 }
@@ -298,7 +298,7 @@ async fn a_commit_whose_answer_was_lost_is_found_and_not_made_again() {
             tokio::spawn(lose_commits(client, server, Arc::clone(&counted)));
         }
     });
-    let text = Cluster::through(through, "shared");
+    let text = Cluster::through(through, "open-sesame");
     let text = format!("{text}?options=-c%20search_path%3D{schema}");
     let server = Server::new(&text, None).expect("a server");
     let store = Store::connect(&server).await.expect("a store");
