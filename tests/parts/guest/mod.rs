@@ -267,5 +267,9 @@ fn service_keeps_its_tasks(printed: &str) {
     let report = printed.lines().find(|line| line.starts_with('{'));
     let report: serde_json::Value = serde_json::from_str(report.expect(printed)).expect(printed);
     let counted = (&report["outcomes"], &report["attempts"]);
-    assert_eq!(counted, (&serde_json::json!({"done": 24}), &serde_json::json!(24)), "{printed}");
+    assert_eq!(
+        counted,
+        (&serde_json::json!({"done": 24}), &serde_json::json!(24)),
+        "{printed}"
+    );
 }

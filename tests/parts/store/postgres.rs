@@ -103,7 +103,10 @@ async fn a_password_is_used_and_never_told() {
     );
     assert!(!expected.contains("sesame-9"), "{expected}");
     // It has no TLS: asked for, that is an error and no connection without it.
-    let tls = format!("{}?sslmode=require", cluster::shared().loopback("open-sesame"));
+    let tls = format!(
+        "{}?sslmode=require",
+        cluster::shared().loopback("open-sesame")
+    );
     let refused = Store::connect(&Server::new(&tls, None).expect("a server")).await;
     assert!(refused.expect_err("no TLS").to_string().contains("TLS"));
 }

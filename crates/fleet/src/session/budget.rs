@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
-use super::permission_requests::DecidedRequest;
-use super::policy_snapshot::PolicySnapshot;
+use super::permissions::PolicySnapshot;
+use super::permissions::decide::DecidedRequest;
 use super::state::SessionState;
+use super::task_run::TaskRun;
 use super::{SessionMsg, SessionRef, Work};
 use crate::budgets::SpendTracker;
 use crate::clock;
@@ -87,6 +88,13 @@ impl BudgetCounters {
             turn: self.began.map_or(Duration::ZERO, clock::since),
             amount,
         }
+    }
+
+    /// The spent budget, if there is one, by the policy's budget and by those of the session.
+    pub(super) fn spent(&self, policy: &Budget) -> Option<SpentBudget> {
+        let used = self.usage(self.spend.turn_spend());
+        let of_policy = policy.first_exceeded(&used);
+        of_policy.or_else(|| self.spend.spent_budget())
     }
 
     /// An agent's own command does not count towards the turn before it.
@@ -187,9 +195,7 @@ impl SessionState {
 
     /// The spent budget, if there is one: then nothing is allowed without further conditions.
     pub(super) fn spent_budget(&self) -> Option<SpentBudget> {
-        let used = self.budget.usage(self.budget.spend.turn_spend());
-        let of_policy = self.policy_budget().first_exceeded(&used);
-        of_policy.or_else(|| self.budget.spend.spent_budget())
+        self.budget.spent(&self.policy_budget())
     }
 
     /// The budget of the current policy.
@@ -237,7 +243,7 @@ impl SessionState {
         if turn != self.budget.spend.turn_number() {
             return; // If the budget is still spent, the next check of this turn finds it.
         }
-        if self.turn.is_some() || !self.has_task || self.ending.is_some() {
+        if self.task.as_ref().is_none_or(TaskRun::turn_is_over) {
             return;
         }
         self.budget.spend.notify_once(spent);

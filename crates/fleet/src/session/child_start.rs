@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::outbox::OnDurable;
 use super::state::{Phase, SessionState};
-use super::{PrepareError, PreparedSession, disk_usage, engine_tools, prepare};
+use super::{PrepareError, PreparedSession, disk_usage, permissions, prepare};
 use crate::channel::{self, ChannelArgs, ChannelEnd};
 use crate::clock::{self, now_us};
 use marshal_config::{CodexSettings, Guard};
@@ -20,55 +20,64 @@ impl SessionState {
     /// The request to prepare this session.
     pub(super) fn prepare_request(&self) -> prepare::PrepareRequest {
         let within = self.conversation.as_ref().map(|talk| talk.within.clone());
-        let copy = match (&self.conversation, self.was_stored) {
+        let copy = match (&self.conversation, self.workspace.was_stored) {
             (Some(_), _) => prepare::HasCopy::IfThere,
             (None, true) => prepare::HasCopy::Yes,
             (None, false) => prepare::HasCopy::No,
         };
-        prepare::PrepareRequest::new(&self.work, within, copy, self.preparing.clone())
+        prepare::PrepareRequest::new(&self.work, within, copy, self.workspace.preparing.clone())
     }
 
-    pub(super) fn handle_prepared(&mut self, prepared: Result<PreparedSession, PrepareError>) {
-        if self.closing.is_some() {
-            return; // Its close is under way.
+    /// Handles the preparation; `true` if the session is over, and unchanged.
+    pub(super) fn handle_prepared(
+        &mut self,
+        prepared: Result<PreparedSession, PrepareError>,
+    ) -> bool {
+        if self.phase.is_closing() {
+            return false; // Its close is under way.
         }
-        let prepared = match prepared {
-            Ok(prepared) if !(self.cancelled || self.stopped || self.broken) => prepared,
-            Ok(prepared) => {
-                self.prepared = Some(prepared);
-                return self.survey();
-            }
-            Err(error) if !self.has_task => {
-                tracing::warn!(session = %self.work.session, %error, "preparing a conversation ahead of its first prompt failed");
-                return self.return_unprepared();
-            }
-            Err(_) if self.cancelled || self.stopped => {
-                self.gives_back = self.conversation.is_some();
-                return self.survey();
-            }
-            Err(error) => {
-                if error.is_slot_fault() {
-                    self.end = Some(ChannelEnd::not_planned(&error.to_string()));
+        let is_halted = self.task.as_ref().is_some_and(|task| task.halt.is_some());
+        match (prepared, &mut self.task) {
+            (Ok(prepared), _) => {
+                self.workspace.prepared = Some(prepared);
+                if is_halted || self.outbox.is_broken() {
+                    self.survey();
+                } else {
+                    self.observe_tree();
+                    self.start_child();
                 }
-                // A failed preparation must not discard what an earlier start left.
-                let stays = self.was_stored || self.conversation.is_some();
-                self.gives_back = stays && !error.is_permanent();
-                self.failure = Some(error.to_string());
-                return self.survey();
             }
-        };
-        self.prepared = Some(prepared);
-        self.observe_tree();
-        self.start_child();
+            (Err(error), None) => {
+                tracing::warn!(session = %self.work.session, %error, "preparing a conversation ahead of its first prompt failed");
+                self.return_unprepared();
+                return true;
+            }
+            (Err(_), Some(_)) if is_halted && self.conversation.is_some() => self.give_back(),
+            (Err(_), Some(_)) if is_halted => self.survey(),
+            (Err(error), Some(task)) => {
+                if error.is_slot_fault() {
+                    task.end = Some(ChannelEnd::not_planned(&error.to_string()));
+                }
+                task.failure = Some(error.to_string());
+                // A failed preparation must not discard what an earlier start left.
+                let stays = self.workspace.was_stored || self.conversation.is_some();
+                if stays && !error.is_permanent() {
+                    self.give_back();
+                } else {
+                    self.survey();
+                }
+            }
+        }
+        false
     }
 
     /// Starts a child, for a new session or to load this one again.
     pub(super) fn start_child(&mut self) {
         let resume = self.resumable_agent_session();
-        if self.prepared.is_some() {
+        if self.workspace.prepared.is_some() {
             self.announce_fresh_session(resume.is_none());
         }
-        let Some(prepared) = &self.prepared else {
+        let Some(prepared) = &self.workspace.prepared else {
             return self.survey();
         };
         let mut opening = self.opening(prepared, resume);
@@ -76,27 +85,27 @@ impl SessionState {
         let plan = prepared.agent_plan(&self.shared, &self.pool, &opening, model);
         let plan = match plan {
             Ok(plan) => plan,
-            // No task is affected; the session cannot be loaded.
-            Err(error) if !self.has_task => {
-                self.loadable = false;
-                return self.report_child_exit(ChannelEnd::not_planned(&error.to_string()));
-            }
             Err(error) => {
+                let Some(task) = &mut self.task else {
+                    // No task is affected; the session cannot be loaded.
+                    self.agent.resumption.loadable = false;
+                    return self.report_child_exit(ChannelEnd::not_planned(&error.to_string()));
+                };
                 if error.is_slot_fault() {
-                    self.end = Some(ChannelEnd::not_planned(&error.to_string()));
+                    task.end = Some(ChannelEnd::not_planned(&error.to_string()));
                 }
-                self.failure = Some(error.to_string());
+                task.failure = Some(error.to_string());
                 return self.survey();
             }
         };
         let measured = disk_usage::MeasuredSession::new(prepared, &self.pool, self.myself.clone());
-        self.measured = Some(self.shared.disk_usage_monitor.add(measured));
+        self.agent.measured = Some(self.shared.disk_usage_monitor.add(measured));
         self.phase = Phase::Opening;
-        self.loading = opening.resume.is_some();
-        if self.loading {
-            opening.denials = std::mem::take(&mut self.denials);
+        self.agent.resumption.loading = opening.resume.is_some();
+        if self.agent.resumption.loading {
+            opening.denials = std::mem::take(&mut self.agent.denials);
         }
-        self.channel = Some(channel::start(ChannelArgs {
+        self.agent.channel = Some(channel::start(ChannelArgs {
             session: self.myself.clone(),
             shared: Arc::clone(&self.shared),
             pool: Arc::clone(&self.pool),
@@ -104,7 +113,7 @@ impl SessionState {
             session_id: self.work.session.clone(),
             plan,
             opening,
-            rate_limit_watch: Arc::clone(&self.rate_limit_watch),
+            rate_limit_watch: Arc::clone(&self.agent.rate_limit_watch),
             usage_meter: Arc::clone(&self.budget.spend)
                 as Arc<dyn marshal_proxy::model_proxy::UsageMeter>,
             client: prepared.client_setup(&self.shared, &self.pool),
@@ -118,8 +127,8 @@ impl SessionState {
         let routes = config.routes.iter();
         let fresh = config.dialect.needs_session_id();
         let fresh = fresh.then(|| self.shared.ambient.new_id().to_string());
-        let acp = self.with_chat_model(self.settings.apply_to(&config.acp));
-        let acp = engine_tools::with_engine_server(acp, &self.pool);
+        let acp = self.with_chat_model(self.agent.settings.apply_to(&config.acp));
+        let acp = permissions::engine_tools::with_engine_server(acp, &self.pool);
         OpenParams {
             workspace: prepared.directory_inside().to_owned(),
             resume,
@@ -134,7 +143,7 @@ impl SessionState {
             initial_mode: config
                 .mode
                 .as_ref()
-                .or(self.settings.initial_mode())
+                .or(self.agent.settings.initial_mode())
                 .cloned(),
             allows_any_mode: config.guard == Guard::Sandbox,
             runner: Arc::clone(&config.runner),
@@ -156,28 +165,25 @@ impl SessionState {
         .emit();
         self.notify_pool(SlotEvent::Ready, None);
         self.record_agent_session(&info);
-        self.settings.set_offered(&info);
+        self.agent.settings.set_offered(&info);
         if let Some(model) = &info.model {
             self.budget.spend.set_model(model.raw());
         }
         self.outbox.push_event(Event::Ready(info));
         self.announce_resumed();
-        if let Some(warm) = self.child_ready.take() {
+        if let Some(warm) = self.agent.ready.take() {
             self.outbox.on_durable(OnDurable::SignalChildReady(warm));
         }
-        if !self.has_task {
+        match &self.task {
             // A session that is closing stays so.
-            if self.phase == Phase::Opening {
-                self.phase = Phase::Idle;
-                self.start_idle_timer();
+            None if matches!(self.phase, Phase::Opening) => self.become_idle(),
+            None => {}
+            Some(task) if task.ending.is_some() || task.halt.is_some() => {
+                self.phase = Phase::Ending;
+                self.stop(false);
             }
-            return;
+            Some(_) => self.accept_prompt(),
         }
-        if self.ending.is_some() || self.stopped {
-            self.phase = Phase::Ending;
-            return self.stop(false);
-        }
-        self.accept_prompt();
     }
 
     /// Accepts the prompt of the task.
@@ -185,8 +191,9 @@ impl SessionState {
         if self.wait_for_transcript() {
             return;
         }
+        let Some(task) = &mut self.task else { return };
+        task.accepted = true;
         self.phase = Phase::Prompting;
-        self.accepted = true;
         self.outbox.write(Write::TaskUpdated {
             run: self.work.run.clone(),
             task: self.work.task.clone(),

@@ -43,12 +43,12 @@ impl SessionState {
         });
         self.outbox
             .on_durable(OnDurable::SendCommand(Arc::clone(&order)));
-        self.commands.open = Some(OpenCommand { order, reply });
+        self.agent.commands.open = Some(OpenCommand { order, reply });
     }
 
     fn check_command_allowed(&self, order: &CommandRequest) -> Result<(), CommandError> {
         let busy = |why: &str| Err(CommandError::Busy(why.to_owned()));
-        if self.closing.is_some() || self.broken {
+        if self.outbox.is_broken() {
             return Err(CommandError::Stopping);
         }
         if self.shared.journal.health().borrow().is_read_only() {
@@ -56,22 +56,26 @@ impl SessionState {
         }
         let steers = self.pool.config.dialect.is_steering_command(&order.command);
         match self.phase {
-            Phase::Closing => return Err(CommandError::Stopping),
+            Phase::Closing { .. } => return Err(CommandError::Stopping),
             Phase::Preparing | Phase::Opening => return busy("the agent is starting"),
             Phase::Prompting => return busy("its next turn is about to begin"),
-            Phase::Ending | Phase::Checking | Phase::Surveying => {
+            Phase::Ending | Phase::Checking { .. } | Phase::Surveying { .. } => {
                 return busy("the workspace is being examined after its last turn");
             }
-            Phase::Idle if self.channel.is_none() => return Err(CommandError::NoAgent),
-            Phase::Idle if steers => {
+            Phase::Idle { .. } if self.agent.channel.is_none() => {
+                return Err(CommandError::NoAgent);
+            }
+            Phase::Idle { .. } if steers => {
                 let why = "no turn is running, so there is nothing to steer";
                 return Err(CommandError::Refused(why.to_owned()));
             }
             Phase::Turn if !steers => return busy("a turn is running"),
-            Phase::Turn if self.ending.is_some() => return busy("its turn is being ended"),
-            Phase::Idle | Phase::Turn => {}
+            Phase::Turn if self.task.as_ref().is_some_and(|task| task.ending.is_some()) => {
+                return busy("its turn is being ended");
+            }
+            Phase::Idle { .. } | Phase::Turn => {}
         }
-        if self.commands.open.is_some() {
+        if self.agent.commands.open.is_some() {
             return busy("the agent has not answered the previous command");
         }
         Ok(())
@@ -80,10 +84,10 @@ impl SessionState {
     /// The command is durable: sends it, unless the child has gone in the meantime.
     pub(super) fn send_durable_command(&mut self, order: &Arc<CommandRequest>) {
         let is_it = |open: &&OpenCommand| Arc::ptr_eq(&open.order, order);
-        let Some(open) = self.commands.open.as_ref().filter(is_it) else {
+        let Some(open) = self.agent.commands.open.as_ref().filter(is_it) else {
             return;
         };
-        if self.phase == Phase::Idle {
+        if self.phase.is_idle() {
             self.budget.start_command();
         }
         let open = open.order.as_ref();
@@ -94,7 +98,7 @@ impl SessionState {
     /// Handles the end of the open command. A later end of one that was given up is only
     /// journalled.
     pub(super) fn command_ended(&mut self, end: SlashOutcome) {
-        let Some(open) = self.commands.open.take() else {
+        let Some(open) = self.agent.commands.open.take() else {
             return;
         };
         let result = match end {
@@ -117,22 +121,22 @@ impl SessionState {
         // The events of the command become durable before its reply is sent.
         self.outbox
             .on_durable(OnDurable::ReplyToCommand(open.reply, result));
-        if std::mem::take(&mut self.commands.holds_prompt) {
+        if std::mem::take(&mut self.agent.commands.holds_prompt) {
             self.run_durable_step(OnDurable::SendPrompt);
         }
-        if self.phase == Phase::Idle {
-            self.start_idle_timer();
+        if self.phase.is_idle() {
+            self.become_idle();
         }
-        if std::mem::take(&mut self.commands.holds_unload) {
+        if std::mem::take(&mut self.agent.commands.holds_unload) {
             self.unload_child(self.task_number);
         }
     }
 
     /// The child is gone: the open command gets no answer.
     pub(super) fn command_lost(&mut self, why: &str) {
-        self.commands.holds_prompt = false;
-        self.commands.holds_unload = false;
-        if let Some(open) = self.commands.open.take() {
+        self.agent.commands.holds_prompt = false;
+        self.agent.commands.holds_unload = false;
+        if let Some(open) = self.agent.commands.open.take() {
             let why = self.shared.mask.load().mask_text(why).into_owned();
             let result = Err(CommandError::Ended(why));
             self.outbox
@@ -142,18 +146,18 @@ impl SessionState {
 
     /// Whether the prompt, which may be sent now, must wait for a command's answer.
     pub(super) const fn delay_prompt(&mut self) -> bool {
-        self.commands.holds_prompt = self.commands.open.is_some();
-        self.commands.holds_prompt
+        self.agent.commands.holds_prompt = self.agent.commands.open.is_some();
+        self.agent.commands.holds_prompt
     }
 
     /// Unloads the child when the command is answered.
     pub(super) const fn delay_unload(&mut self) {
-        self.commands.holds_unload = true;
+        self.agent.commands.holds_unload = true;
     }
 
     /// Whether a command is open.
     pub(super) const fn has_open_command(&self) -> bool {
-        self.commands.open.is_some()
+        self.agent.commands.open.is_some()
     }
 
     /// The agent announced that this command makes it exit. If it stays nevertheless, the stop

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tokio_util::task::AbortOnDropHandle;
+
 use super::outbox::OnDurable;
+use super::permissions::ReportedResult;
 use super::protection::QuarantinedPath;
 use super::state::{Phase, SessionState};
-use super::tool_calls::ReportedResult;
+use super::task_run::{Halt, TaskRun, TurnEnd};
 use super::{Attempt, CheckResult, SessionMsg, StoredSession, Tally, work};
 use crate::channel::{ChannelEnd, ChannelMsg};
 use crate::pool::PoolMsg;
@@ -34,11 +37,10 @@ impl SessionState {
         }
         match message {
             SessionMsg::Prepared(prepared) => {
-                self.handle_prepared(*prepared);
-                return self.gives_back && !self.has_task;
+                return self.handle_prepared(*prepared);
             }
             SessionMsg::Batch { items, credit } => {
-                if let Some(measured) = &self.measured {
+                if let Some(measured) = &self.agent.measured {
                     measured.mark_active();
                 }
                 for item in items {
@@ -81,11 +83,11 @@ impl SessionState {
             SessionMsg::DelegateAnswered {
                 request_id: request,
                 answer,
-            } => self.delegate_answered(&request, answer),
+            } => self.step_permissions(|of, at| of.delegate_answered(&request, answer, at)),
             SessionMsg::DelegateConfirmed {
                 request_id: request,
                 answer,
-            } => self.delegate_confirmed(&request, answer),
+            } => self.step_permissions(|of, at| of.delegate_confirmed(&request, answer, at)),
             SessionMsg::DiskLimitExceeded(why) => self.disk_limit_exceeded(why),
             SessionMsg::NextTask(work) => self.start_next_task(*work),
             SessionMsg::WorkspaceRecorded(before) => self.workspace_recorded(*before),
@@ -97,22 +99,26 @@ impl SessionState {
                 return true;
             }
             SessionMsg::AppendEvent { event, rows, done } => self.append_event(*event, rows, done),
-            SessionMsg::Cancel { .. } if !self.has_task => {}
             SessionMsg::Cancel { why } => self.cancel(&why),
             SessionMsg::Interrupt => self.interrupt_gracefully(),
             SessionMsg::GraceEnded(task) => self.grace_ended(task),
             SessionMsg::TranscriptRead(text) => self.transcript_read(text),
             SessionMsg::IdleTimeout(task) => self.unload_child(task),
-            SessionMsg::Drain if self.accepted || !self.has_task => {}
-            SessionMsg::Drain => self.stop_task(false),
+            SessionMsg::Drain => {
+                if self.task.as_ref().is_some_and(|task| !task.accepted) {
+                    self.stop_task(false);
+                }
+            }
             SessionMsg::Stop { now } => self.stop_task(now),
         }
         false
     }
 
     fn stop_task(&mut self, now: bool) {
-        self.stopped |= self.has_task;
-        self.preparing.cancel();
+        if let Some(task) = &mut self.task {
+            task.halt(Halt::Stopped);
+        }
+        self.workspace.preparing.cancel();
         self.stop(now);
         self.end_check("it was stopped");
     }
@@ -122,46 +128,47 @@ impl SessionState {
     fn commit_rejected(&mut self, why: &str) {
         tracing::error!(why, "the journal rejected a commit");
         self.outbox.commit_finished();
-        if std::mem::replace(&mut self.broken, true) {
+        if self.outbox.give_up() {
             return;
         }
-        self.failure = Some(format!("internal error: {why}"));
-        match self.phase {
-            Phase::Checking | Phase::Surveying => {}
-            Phase::Idle | Phase::Closing => self.close(true, true),
-            _ if self.end.is_some() || self.channel.is_none() => self.survey(),
-            _ => self.stop(true),
+        let Some(task) = &mut self.task else {
+            return self.close(true, true);
+        };
+        task.failure = Some(format!("internal error: {why}"));
+        let has_child = task.end.is_none() && self.agent.channel.is_some();
+        if self.phase.is_collecting() {
+            // Its report ends the session.
+        } else if has_child {
+            self.stop(true);
+        } else {
+            self.survey();
         }
     }
 
-    /// Cancels the task.
+    /// Cancels the task, if one runs.
     pub(super) fn cancel(&mut self, why: &str) {
-        self.cancelled = true;
-        self.preparing.cancel();
+        let Some(task) = &mut self.task else { return };
+        task.halt(Halt::Cancelled);
+        self.workspace.preparing.cancel();
         self.interrupt(TurnOutcome::Cancelled, why.to_owned());
         self.end_check(why);
     }
 
     /// Ends a running check.
     fn end_check(&mut self, why: &str) {
-        if self.phase == Phase::Checking
-            && let Some(checking) = self.checking.take()
-        {
-            // Dropping the run kills the processes that it started.
-            checking.abort();
-            self.check_ended(CheckResult::NotRun(why.to_owned()));
-        }
+        // Leaving the phase kills the processes that the check started.
+        self.check_ended(CheckResult::NotRun(why.to_owned()));
     }
 
     /// The home or copy exceeds its limit: stops the child, and fails its turn.
     pub(super) fn disk_limit_exceeded(&mut self, why: String) {
-        if self.end.is_some() {
+        if self.child_has_ended() {
             return;
         }
         tracing::warn!(session = %self.work.session, why, "the child is stopped: a size limit is exceeded");
-        self.oversized = true;
-        if self.has_task && self.turn.is_none() {
-            self.ending.get_or_insert((TurnOutcome::Failed, why));
+        self.workspace.oversized = true;
+        if let Some(task) = self.task.as_mut().filter(|task| task.turn.is_none()) {
+            task.end_with(TurnOutcome::Failed, why);
         }
         self.stop(false);
     }
@@ -169,15 +176,16 @@ impl SessionState {
     /// The session exceeds its journal quota. Its child is killed at once: during the stop ladder
     /// it would write on.
     fn journal_quota_exceeded(&mut self) {
-        let has_child = self.channel.is_some() && self.end.is_none();
-        if !has_child || std::mem::replace(&mut self.over_quota, true) {
+        let has_child = self.agent.channel.is_some() && !self.child_has_ended();
+        if !has_child || self.agent.over_quota.is_some() {
             return;
         }
         let why = self.quota_exceeded();
         tracing::warn!(session = %self.work.session, why, "the child is killed: the journal quota is exceeded");
-        if self.turn.is_none() {
-            self.ending.get_or_insert((TurnOutcome::Failed, why));
+        if let Some(task) = self.task.as_mut().filter(|task| task.turn.is_none()) {
+            task.end_with(TurnOutcome::Failed, why.clone());
         }
+        self.agent.over_quota = Some(why);
         self.stop(true);
     }
 
@@ -192,18 +200,21 @@ impl SessionState {
 
     /// Ends the running turn for a reason of the supervisor's.
     pub(super) fn interrupt(&mut self, outcome: TurnOutcome, why: String) {
-        if !self.has_task && self.has_open_command() {
-            // A command can only be ended by ending the child.
-            return self.stop(false);
-        }
-        if self.turn.is_some() || self.end.is_some() || !self.has_task {
+        let Some(task) = &mut self.task else {
+            if self.has_open_command() {
+                // A command can only be ended by ending the child.
+                self.stop(false);
+            }
+            return;
+        };
+        if task.turn.is_some() || task.end.is_some() {
             return;
         }
+        task.end_with(outcome, why);
+        task.leaves_tool |= matches!(self.phase, Phase::Turn);
         self.cancel_approvals("the turn was cancelled before this was decided");
-        self.ending.get_or_insert((outcome, why));
         match self.phase {
             Phase::Turn => {
-                self.leaves_tool = true;
                 self.notify_pool(SlotEvent::CancelSent, None);
                 self.send_command(Command::Cancel);
             }
@@ -215,20 +226,28 @@ impl SessionState {
     /// The dialect cancelled the running turn: the agent has been told; everything else is as with
     /// a cancel of the session's.
     pub(super) fn turn_cancelling(&mut self) {
-        if self.phase != Phase::Turn || self.ending.is_some() {
+        if !matches!(self.phase, Phase::Turn) {
             return;
         }
+        let Some(task) = self.task.as_mut().filter(|task| task.ending.is_none()) else {
+            return;
+        };
         let why =
             "a denial cancelled the turn, because the agent offers no option to deny the request";
-        self.ending = Some((TurnOutcome::Cancelled, why.to_owned()));
+        task.ending = Some((TurnOutcome::Cancelled, why.to_owned()));
         self.notify_pool(SlotEvent::CancelSent, None);
     }
 
+    /// Whether the child of the running task has ended.
+    fn child_has_ended(&self) -> bool {
+        self.task.as_ref().is_some_and(|task| task.end.is_some())
+    }
+
     pub(super) fn stop(&mut self, now: bool) {
-        if self.end.is_some() {
+        if self.child_has_ended() {
             return;
         }
-        if let Some(channel) = &self.channel {
+        if let Some(channel) = &self.agent.channel {
             self.notify_pool(SlotEvent::StopBegun, None);
             let message = if now {
                 ChannelMsg::Kill
@@ -240,51 +259,22 @@ impl SessionState {
     }
 
     pub(super) fn channel_ended(&mut self, mut end: ChannelEnd) {
-        if self.end.is_some() {
+        if self.child_has_ended() {
             return;
         }
-        if std::mem::take(&mut self.over_quota) {
+        if let Some(why) = self.agent.over_quota.take() {
             end.class = ExitClass::JournalQuota;
-            if let Some((_, why)) = &self.ending {
-                end.detail.clone_from(why);
-            }
+            let ending = self.task.as_mut().and_then(|task| task.ending.as_ref());
+            end.detail = ending.map_or(why, |(_, why)| why.clone());
         }
-        self.grace.cancel();
-        self.transcript_recall.child_ended();
-        self.denials = std::mem::take(&mut end.denials);
+        self.agent.resumption.transcript.child_ended();
+        self.agent.denials = std::mem::take(&mut end.denials);
         self.cancel_approvals("the agent ended before this was decided");
-        self.turn_answers.clear();
-        if self.begun && self.turn.is_none() {
-            for call in self.requests.end_turn() {
-                self.handle_unrequested_call(&call, ReportedResult::NotDone);
-            }
-            let (outcome, why) = self.ending.take().unwrap_or_else(|| {
-                let why = end.detail.clone();
-                let limited = self.detect_rate_limit(TurnOutcome::Lost, || end.shows_rate_limit);
-                let why = limited.map_or(why.clone(), |limited| format!("{limited}; {why}"));
-                (TurnOutcome::Lost, why)
-            });
-            self.turn = Some(outcome);
-            self.log_turn(outcome);
-            self.outbox.push_event(Event::TurnEnded {
-                outcome,
-                stop_reason: None,
-                usage: Usage::default(),
-                detail: Some(why.clone()),
-            });
-            self.turn_detail = Some(why);
-        } else if std::mem::take(&mut self.accepted) && self.turn.is_none() {
-            // Every accepted prompt has an end in the stream; the task itself is queued again.
-            self.outbox.push_event(Event::TurnEnded {
-                outcome: TurnOutcome::Lost,
-                stop_reason: None,
-                usage: Usage::default(),
-                detail: Some(PROMPT_NOT_WRITTEN.to_owned()),
-            });
-        }
-        self.requests.clear_open();
+        self.permissions.forget_turn_answers();
+        self.end_open_turn(&end);
+        self.permissions.requests.clear_open();
         // Dropping the sender notifies whoever waits.
-        self.child_ready = None;
+        self.agent.ready = None;
         self.settings_child_ended(end.class.is_requested());
         self.command_lost(&end.detail);
         self.record_failed_load(&end);
@@ -299,72 +289,123 @@ impl SessionState {
             },
             memory_peak: end.memory_peak,
         });
-        self.channel = None;
-        if self.closing.is_some() {
+        self.agent.channel = None;
+        if self.phase.is_closing() {
             return self.clean_up();
         }
-        if !self.has_task {
+        let Some(task) = &mut self.task else {
             return self.report_child_exit(end);
-        }
-        if !matches!(self.phase, Phase::Checking | Phase::Surveying) {
+        };
+        task.end = Some(end);
+        if !self.phase.is_collecting() {
             let task = self.task_number;
             self.outbox.on_durable(OnDurable::FinishChild { task });
         }
-        self.end = Some(end);
-        if self.broken {
+        if self.outbox.is_broken() {
             self.survey();
         }
     }
 
+    /// Ends the turn of a child that is gone. Every accepted prompt has an end in the stream.
+    fn end_open_turn(&mut self, end: &ChannelEnd) {
+        let is_open = |task: &&mut TaskRun| task.turn.is_none();
+        let Some(task) = self.task.as_mut().filter(is_open) else {
+            return;
+        };
+        task.grace = None;
+        let (outcome, why) = if task.begun.is_some() {
+            for call in self.permissions.end_turn() {
+                self.handle_unrequested_call(&call, ReportedResult::NotDone);
+            }
+            let ending = self.task.as_mut().and_then(|task| task.ending.take());
+            let (outcome, why) = ending.unwrap_or_else(|| {
+                let limited = self.detect_rate_limit(TurnOutcome::Lost, || end.shows_rate_limit);
+                let why = end.detail.clone();
+                let why = limited.map_or(why.clone(), |limited| format!("{limited}; {why}"));
+                (TurnOutcome::Lost, why)
+            });
+            self.log_turn(outcome);
+            if let Some(task) = &mut self.task {
+                let detail = Some(why.clone());
+                task.turn = Some(TurnEnd { outcome, detail });
+            }
+            (outcome, why)
+        } else if std::mem::take(&mut task.accepted) {
+            // The task itself is queued again.
+            (TurnOutcome::Lost, PROMPT_NOT_WRITTEN.to_owned())
+        } else {
+            return;
+        };
+        self.outbox.push_event(Event::TurnEnded {
+            outcome,
+            stop_reason: None,
+            usage: Usage::default(),
+            detail: Some(why),
+        });
+    }
+
     /// The child's end is durable: the check and the survey follow.
     pub(super) fn child_end_durable(&mut self, task: u64) {
-        let is_of_now = self.has_task && task == self.task_number;
-        if is_of_now && !matches!(self.phase, Phase::Checking | Phase::Surveying) {
+        if task == self.task_number && !self.phase.is_collecting() {
             self.finish_turn();
         }
     }
 
     /// The turn has ended, and with `session = "task"` its child is gone.
     pub(super) fn finish_turn(&mut self) {
+        let Some(task) = &self.task else { return };
         let argv = self.work.check.as_ref().unwrap_or(&self.pool.config.check);
-        let skip_check = self.cancelled || self.stopped || argv.is_empty();
-        if skip_check || self.turn != Some(TurnOutcome::Completed) {
+        let turn = task.turn.as_ref().map(|turn| turn.outcome);
+        let has_check = task.halt.is_none() && !argv.is_empty();
+        if !has_check || turn != Some(TurnOutcome::Completed) {
             return self.survey();
         }
-        self.phase = Phase::Checking;
+        let prepared = self.workspace.prepared.as_ref();
         let has_overlay = |of: &super::PreparedSession| of.dirs().overlay.is_some();
-        if self.channel.is_some() && self.prepared.as_ref().is_some_and(has_overlay) {
+        if self.agent.channel.is_some() && prepared.is_some_and(has_overlay) {
             let why = "the agent's overlay is still mounted, and no second overlay can be mounted over the same files";
-            return self.check_ended(CheckResult::NotRun(why.to_owned()));
+            return self.record_check(CheckResult::NotRun(why.to_owned()));
         }
         let to = self.myself.clone();
-        let run = work::check(
-            Arc::clone(&self.shared),
-            &self.pool,
-            self.prepared.as_ref(),
-            argv.clone(),
-        );
-        let checking = tokio::spawn(async move {
+        let run = work::check(Arc::clone(&self.shared), &self.pool, prepared, argv.clone());
+        let check = tokio::spawn(async move {
             let _ = to.send_message(SessionMsg::CheckEnded(Box::new(run.await)));
         });
-        self.checking = Some(checking.abort_handle());
+        self.phase = Phase::Checking {
+            _check: AbortOnDropHandle::new(check),
+        };
     }
 
     pub(super) fn check_ended(&mut self, check: CheckResult) {
-        if self.phase != Phase::Checking {
-            return;
+        if matches!(self.phase, Phase::Checking { .. }) {
+            self.record_check(check);
         }
+    }
+
+    fn record_check(&mut self, check: CheckResult) {
         self.outbox.push_event(check.event());
-        self.check = Some(check);
+        if let Some(task) = &mut self.task {
+            task.check = Some(check);
+        }
         self.survey();
     }
 
+    /// Surveys the workspace; the task's report follows.
     pub(super) fn survey(&mut self) {
-        self.phase = Phase::Surveying;
+        self.start_survey(false);
+    }
+
+    /// Surveys the workspace of a stored session that could not be prepared: it goes back as it was.
+    pub(super) fn give_back(&mut self) {
+        self.start_survey(true);
+    }
+
+    fn start_survey(&mut self, gives_back: bool) {
         let to = self.myself.clone();
-        let is_final = !self.stays_idle() && !self.gives_back;
+        let is_final = !self.stays_idle() && !gives_back;
+        self.phase = Phase::Surveying { gives_back };
         let survey = work::survey(
-            self.prepared.as_mut(),
+            self.workspace.prepared.as_mut(),
             (self.work.session.clone(), self.work.task.clone()),
             Arc::clone(&self.shared),
             &self.pool,
@@ -394,68 +435,77 @@ impl SessionState {
     /// A conversation whose session would be lost with the child goes on: its person sees what runs.
     pub(super) fn must_end_tool(&self) -> bool {
         let keeps_session = self.conversation.is_none() || self.can_be_resumed();
-        self.leaves_tool && self.released.is_none() && keeps_session
+        let leaves_tool = |task: &TaskRun| task.leaves_tool && task.released.is_none();
+        self.task.as_ref().is_some_and(leaves_tool) && keeps_session
     }
 
     /// Whether the session waits for a next task after this one.
     fn stays_idle(&self) -> bool {
-        self.scope == SessionScope::Slot && self.prepared.is_some() && !self.broken
+        self.scope() == SessionScope::Slot
+            && self.workspace.prepared.is_some()
+            && !self.outbox.is_broken()
+    }
+
+    /// The session as the journal knows it, for whoever loads it again.
+    pub(super) fn to_stored(&self) -> StoredSession {
+        StoredSession {
+            session: self.work.session.clone(),
+            agent_session: self.agent.resumption.agent_session.clone(),
+            last_seq: self.outbox.last_seq(),
+            bytes: self.outbox.bytes(),
+            prompted: self.agent.resumption.prompted,
+            forgot: self.agent.resumption.transcript.is_lost(),
+        }
     }
 
     /// Reports the attempt to the pool; `true` if the session ends with it.
     pub(super) fn report(&mut self, mut survey: work::Survey) -> bool {
         let stays_idle = self.stays_idle();
+        let gives_back = matches!(self.phase, Phase::Surveying { gives_back: true });
         self.record_observed_files(std::mem::take(&mut survey.observed));
         self.record_quarantined(&survey.quarantined);
+        let mut task = self.task.take().unwrap_or_default();
         if !stays_idle {
-            if !self.gives_back {
-                self.write_session_ended(self.end.as_ref().map(|end| end.class));
+            if !gives_back {
+                self.write_session_ended(task.end.as_ref().map(|end| end.class));
             }
-            if !self.broken {
-                self.outbox.flush_last();
-            }
+            self.outbox.flush_last();
         }
-        let released = self
-            .released
-            .take()
-            .filter(|_| !self.cancelled && stays_idle);
+        let is_cancelled = task.is_cancelled();
+        let released = task.released.take();
+        let released = released.filter(|_| !is_cancelled && stays_idle);
+        let mut tally = std::mem::take(&mut task.tally);
         if released.is_some() {
             // Its requests are made again by the next attempt.
-            self.tally = Tally::default();
+            tally = Tally::default();
         }
-        self.tally.cost = self.budget.spend.turn_spend().nanodollars;
+        tally.cost = self.budget.spend.turn_spend().nanodollars;
+        let (turn, turn_detail) = task
+            .turn
+            .map_or((None, None), |turn| (Some(turn.outcome), turn.detail));
         let attempt = Attempt {
             index: self.work.slot.index,
             session: self.work.session.clone(),
-            begun: self.begun,
-            turn: self.turn,
-            turn_detail: self.turn_detail.take(),
-            end: self.end.take(),
-            check: self.check.take(),
-            tally: std::mem::take(&mut self.tally),
+            begun: task.begun.is_some(),
+            turn,
+            turn_detail,
+            end: task.end,
+            check: task.check,
+            tally,
             survey,
-            cancelled: self.cancelled,
-            limit: self.limit.take(),
+            cancelled: is_cancelled,
+            limit: task.limit,
             awaits_approval: released.clone(),
             park_reason: self.budget.park_reason.take(),
-            failure: self.failure.take(),
-            given_back: self.gives_back.then(|| StoredSession {
-                session: self.work.session.clone(),
-                agent_session: self.agent_session.clone(),
-                last_seq: self.outbox.last_seq(),
-                bytes: self.outbox.bytes(),
-                prompted: self.prompted,
-                forgot: self.transcript_recall.is_lost(),
-            }),
+            failure: task.failure,
+            given_back: gives_back.then(|| self.to_stored()),
             idle_session: stays_idle.then(|| self.to_idle_session()),
         };
-        self.has_task = false;
-        self.phase = Phase::Idle;
-        self.start_idle_timer();
+        self.become_idle();
         if !stays_idle {
             // The receiver may open the workspace at once, so its lock must be free before the
             // report.
-            self.prepared = None;
+            self.workspace.prepared = None;
         }
         let _ = self
             .pool_ref

@@ -86,7 +86,7 @@ impl PreparedSession {
 impl SessionState {
     /// Observes the session's tree until the end of the turn.
     pub(super) fn observe_tree(&mut self) {
-        let Some(prepared) = &mut self.prepared else {
+        let Some(prepared) = &mut self.workspace.prepared else {
             return;
         };
         let Some(watch) = prepared.tree.record.watch.take() else {
@@ -101,7 +101,7 @@ impl SessionState {
     /// Records the end of the turn as soon as its last changes are recorded. Whatever happens first
     /// records the end at once.
     pub(super) fn end_turn_when_settled(&mut self, end: Event) {
-        let prepared = self.prepared.as_mut();
+        let prepared = self.workspace.prepared.as_mut();
         let observer = prepared.and_then(|prepared| {
             let observer = prepared.tree.observer.take()?;
             prepared.tree.turn_end = Some(end.clone());
@@ -130,7 +130,7 @@ impl SessionState {
             if !tree.belongs_to(&self.work.task) {
                 return;
             }
-            if let Some(prepared) = &mut self.prepared {
+            if let Some(prepared) = &mut self.workspace.prepared {
                 prepared.tree.settled = Some(tree);
             }
         }
@@ -139,7 +139,7 @@ impl SessionState {
 
     /// Records the end of the turn, if it waits.
     pub(super) fn release_turn_end(&mut self) {
-        let prepared = self.prepared.as_mut();
+        let prepared = self.workspace.prepared.as_mut();
         if let Some(end) = prepared.and_then(|prepared| prepared.tree.turn_end.take()) {
             self.record_turn_end(end);
         }
@@ -153,10 +153,10 @@ impl SessionState {
     /// A tool call of the agent's own ended: reads the files that it names to be written. Whatever
     /// else it wrote is found at the end of the turn.
     pub(super) fn observe_call(&self, id: &UntrustedText) {
-        let Some(prepared) = &self.prepared else {
+        let Some(prepared) = &self.workspace.prepared else {
             return;
         };
-        let Some(call) = self.requests.call(id) else {
+        let Some(call) = self.permissions.requests.call(id) else {
             return;
         };
         let Some(input) = call.input.as_deref() else {
@@ -198,7 +198,7 @@ impl SessionState {
         else {
             return;
         };
-        if let Some(prepared) = &mut self.prepared
+        if let Some(prepared) = &mut self.workspace.prepared
             && prepared.tree.written.len() < OBSERVED_FILES
         {
             let written = (path.raw().to_owned(), sha256.clone());
@@ -208,7 +208,7 @@ impl SessionState {
 
     /// Records what was found.
     pub(super) fn record_observed_files(&mut self, observed: Vec<ObservedFile>) {
-        let Some(prepared) = &self.prepared else {
+        let Some(prepared) = &self.workspace.prepared else {
             return;
         };
         for item in observed {

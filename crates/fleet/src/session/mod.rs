@@ -6,23 +6,15 @@
 //! happens only after it is durable. Must not know how a child is started or stopped, nor which
 //! task comes next.
 
-mod approval_answers;
-mod approvals;
+mod agent_link;
 mod attachments;
-mod audit_record;
 mod budget;
 mod child_start;
-mod client;
 mod commands;
-mod delegate_confirmation;
-mod delegated_requests;
 mod disk_usage;
 mod disk_usage_monitor;
 mod ending;
-mod engine_tools;
 mod environment;
-mod evaluation;
-mod evaluation_limits;
 mod file_observation;
 mod git_listing;
 mod graceful_interrupt;
@@ -31,27 +23,23 @@ mod next_task;
 mod outbox;
 pub(crate) mod outcome;
 mod overlay;
-mod permission_requests;
-mod policy_snapshot;
+mod permissions;
 mod prepare;
 mod prepare_error;
-mod prior_answers;
 mod protection;
 mod rate_limit;
 mod sandbox_builder;
 mod sandbox_gaps;
 mod settings;
-mod shell_directory;
 mod ssh;
 mod state;
 mod supervisor_events;
 mod tally;
-mod tool_calls;
+mod task_run;
 mod transcript;
 mod tree_observer;
 mod work;
 
-use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -73,9 +61,11 @@ pub(crate) use sandbox_gaps::current_sandbox_gaps;
 pub(crate) use tally::Tally;
 pub(crate) use work::{Attempt, CheckResult, IdleSession, Work, discard_session};
 
+use agent_link::{AgentLink, Resumption};
 use outbox::{OnDurable, Outbox};
-use state::{Phase, SessionState};
-use tool_calls::OpenRequests;
+use permissions::{ApprovalWaits, PermissionSettings, Permissions};
+use state::{Phase, SessionState, SessionWorkspace};
+use task_run::TaskRun;
 use tree_observer::{TreeRecord, TreeTurn};
 
 use super::approvals::AnswerReply;
@@ -89,7 +79,6 @@ use super::mailbox::{Address, Mailbox, mailbox};
 use super::pool::PoolMsg;
 use super::setting_reply::SettingReply;
 use super::setup::{PoolShared, Shared};
-use marshal_config::SessionScope;
 use marshal_dialect::lifecycle::deadlines::DeadlineKind;
 use marshal_dialect::{Attachment, SlashOutcome};
 use marshal_journal::{ApprovalAnswer, Write};
@@ -392,70 +381,32 @@ fn new_state(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         child_ready: warm,
     } = args;
     let has_task = warm.is_none();
+    let resumption = stored.as_ref().map(Resumption::from_stored);
     let mut state = Box::new(SessionState {
-        scope: match talk {
-            Some(_) => SessionScope::Slot,
-            None => pool.config.session,
-        },
         conversation: talk,
-        pending: BTreeMap::new(),
-        delegated: BTreeMap::new(),
-        released: None,
-        turn_answers: HashMap::new(),
-        // A session that lost its memory begins anew, and gets the transcript.
-        agent_session: stored
-            .as_ref()
-            .filter(|item| !item.forgot)
-            .and_then(|item| item.agent_session.clone()),
-        was_stored: stored.is_some(),
-        loading: false,
-        loads_failed: 0,
-        loadable: true,
-        has_task,
-        child_ready: warm,
-        settings: settings::SessionSettings::default(),
-        commands: commands::CommandState::default(),
-        prompted: stored.as_ref().is_some_and(|item| item.prompted),
-        transcript_recall: transcript::TranscriptRecall::default(),
-        grace: graceful_interrupt::ToolGrace::default(),
         task_number: 0,
-        idle_timer: None,
-        oversized: false,
-        not_loaded: None,
-        gives_back: false,
-        preparing: CancellationToken::new(),
-        accepted: false,
-        closing: None,
+        task: has_task.then(TaskRun::default),
+        phase: Phase::Preparing,
+        workspace: SessionWorkspace {
+            prepared: None,
+            preparing: CancellationToken::new(),
+            was_stored: stored.is_some(),
+            oversized: false,
+        },
+        agent: AgentLink {
+            ready: warm,
+            resumption: resumption.unwrap_or_default(),
+            ..AgentLink::default()
+        },
+        permissions: Permissions::new(PermissionSettings::new(&pool, &work.session)),
+        waits: ApprovalWaits::default(),
+        budget: budget::BudgetCounters::open(&pool, &work, &myself),
         outbox: Outbox::new(
             Arc::clone(&shared),
             work.slot.clone(),
             work.session.clone(),
             has_task.then(|| work.task.clone()),
         ),
-        requests: OpenRequests::default(),
-        tally: Tally::default(),
-        phase: Phase::Preparing,
-        prepared: None,
-        channel: None,
-        budget: budget::BudgetCounters::open(&pool, &work, &myself),
-        rate_limit_watch: Arc::default(),
-        limit: None,
-        denials: marshal_dialect::PendingDenials::default(),
-        turn: None,
-        turn_detail: None,
-        turn_began: None,
-        ending: None,
-        leaves_tool: false,
-        end: None,
-        check: None,
-        measured: None,
-        checking: None,
-        broken: false,
-        over_quota: false,
-        stopped: false,
-        begun: false,
-        cancelled: false,
-        failure: None,
         myself,
         pool_ref,
         shared,

@@ -9,9 +9,12 @@
 
 use std::sync::Arc;
 
+use tokio_util::task::AbortOnDropHandle;
+
 use super::state::{Phase, SessionState};
+use super::task_run::TaskRun;
 use super::work::{self, IdleSession};
-use super::{PreparedSession, SessionMsg, StoredSession, Tally, Work};
+use super::{PreparedSession, SessionMsg, StoredSession, Work};
 use crate::channel::{ChannelEnd, ChannelMsg};
 use crate::clock::now_us;
 use crate::pool::PoolMsg;
@@ -30,7 +33,7 @@ impl SessionState {
     /// Writes the session's row. With `session = "slot"` it belongs to no task, and to a run only
     /// if the fleet works for that run alone.
     pub(super) fn write_session_begun(&mut self) {
-        let of_task = self.scope == SessionScope::Task;
+        let of_task = self.scope() == SessionScope::Task;
         let run = (of_task || !self.shared.keeps_sessions).then(|| self.work.run.clone());
         self.outbox.write(Write::SessionBegun(SessionRow {
             session: self.work.session.clone(),
@@ -65,21 +68,26 @@ impl SessionState {
     pub(super) fn resumable_agent_session(&self) -> Option<UntrustedText> {
         let by_argument = self.pool.config.resumes_by_argument();
         let has_way = !by_argument || !self.pool.config.resume_args.is_empty();
-        let is_given_up =
-            self.conversation.is_some() && (!self.loadable || self.loads_failed >= LOADS);
+        let is_given_up = self.conversation.is_some()
+            && (!self.agent.resumption.loadable || self.agent.resumption.loads_failed >= LOADS);
         // Many agents store nothing of a session before its first prompt.
-        let is_empty = self.conversation.is_some() && !self.prompted;
-        self.agent_session
+        let is_empty = self.conversation.is_some() && !self.agent.resumption.prompted;
+        self.agent
+            .resumption
+            .agent_session
             .clone()
             .filter(|_| has_way && !is_given_up && !is_empty)
     }
 
     /// Announces once that a conversation's next child remembers nothing, before any of its events.
     pub(super) fn announce_fresh_session(&mut self, is_new: bool) {
-        if self.conversation.is_none() || !is_new || !std::mem::take(&mut self.prompted) {
+        if self.conversation.is_none()
+            || !is_new
+            || !std::mem::take(&mut self.agent.resumption.prompted)
+        {
             return;
         }
-        let why = self.not_loaded.take();
+        let why = self.agent.resumption.not_loaded.take();
         let why = why.unwrap_or_else(|| CANNOT.to_owned());
         tracing::warn!(session = %self.work.session, why, "the agent cannot load the conversation again; it continues with an agent that does not remember it");
         // A dialect without remarks would run the transcript as a command again.
@@ -90,30 +98,33 @@ impl SessionState {
             history_omitted: omits_history,
         });
         if self.chat().is_some() && !omits_history {
-            self.transcript_recall.mark_lost();
+            self.agent.resumption.transcript.mark_lost();
         }
     }
 
     /// Stores the agent's own id of the session, if the session can be resumed by it.
     pub(super) fn record_agent_session(&mut self, info: &AgentInfo) {
-        self.loads_failed = 0;
-        self.loadable = true;
-        self.agent_session.clone_from(&info.session);
+        self.agent.resumption.loads_failed = 0;
+        self.agent.resumption.loadable = true;
+        self.agent
+            .resumption
+            .agent_session
+            .clone_from(&info.session);
         let by_argument = self.pool.config.resumes_by_argument();
         let resumes = self.pool.config.restart.on_crash == OnCrash::Resume;
         let wanted = resumes || self.conversation.is_some();
         let is_bad = |id: &UntrustedText| by_argument && !ids::is_safe_token(id.raw());
         if info.cannot_resume {
-            self.agent_session = None;
+            self.agent.resumption.agent_session = None;
             if wanted {
                 let why = "the agent offers neither session/load nor session/resume";
-                self.not_loaded = Some(why.to_owned());
+                self.agent.resumption.not_loaded = Some(why.to_owned());
                 tracing::warn!(session = %self.work.session, "the agent can neither load nor resume a session: this one ends with its child");
             }
         } else if wanted && info.session.as_ref().is_none_or(is_bad) {
             let shown = info.session.as_ref().map(|id| id.escape_for_display(100));
             tracing::warn!(session = %self.work.session, id = shown, "the agent's id of the session cannot be used: the session cannot be resumed");
-            self.agent_session = None;
+            self.agent.resumption.agent_session = None;
         }
     }
 
@@ -125,12 +136,12 @@ impl SessionState {
     /// The same if the session may write more.
     fn can_load_within_quota(&self) -> bool {
         if self.conversation.is_some() {
-            return !(self.oversized || self.broken);
+            return !(self.workspace.oversized || self.outbox.is_broken());
         }
-        self.loadable
-            && !self.oversized
-            && self.loads_failed < LOADS
-            && self.agent_session.is_some()
+        self.agent.resumption.loadable
+            && !self.workspace.oversized
+            && self.agent.resumption.loads_failed < LOADS
+            && self.agent.resumption.agent_session.is_some()
             && self.pool.config.restart.on_crash == OnCrash::Resume
     }
 
@@ -142,15 +153,18 @@ impl SessionState {
 
     /// Counts a child that ended before it had loaded the session.
     pub(super) fn record_failed_load(&mut self, end: &ChannelEnd) {
-        if !std::mem::take(&mut self.loading) || end.was_ready || end.class.is_requested() {
+        if !std::mem::take(&mut self.agent.resumption.loading)
+            || end.was_ready
+            || end.class.is_requested()
+        {
             return;
         }
-        self.loads_failed = self.loads_failed.saturating_add(1);
-        self.loadable &= !end.not_resumed;
+        self.agent.resumption.loads_failed = self.agent.resumption.loads_failed.saturating_add(1);
+        self.agent.resumption.loadable &= !end.not_resumed;
         if self.conversation.is_some() && self.resumable_agent_session().is_none() {
-            self.not_loaded = Some(end.detail.clone());
+            self.agent.resumption.not_loaded = Some(end.detail.clone());
         } else if !self.can_load() {
-            self.not_loaded = Some(end.detail.clone());
+            self.agent.resumption.not_loaded = Some(end.detail.clone());
             tracing::warn!(session = %self.work.session, why = end.detail, "the session cannot be loaded again; the next task begins a new one");
         }
     }
@@ -158,7 +172,7 @@ impl SessionState {
     /// Starts the next task. The pool sends it only to a session between tasks; a session that is
     /// closing meanwhile reports that itself.
     pub(super) fn start_next_task(&mut self, work: Work) {
-        if self.phase != Phase::Idle {
+        if !self.phase.is_idle() {
             return;
         }
         self.outbox.set_task(work.task.clone());
@@ -166,33 +180,21 @@ impl SessionState {
             .spend
             .start_task(work.limits.clone(), &work.slot);
         self.work = work;
-        self.has_task = true;
         self.task_number += 1;
-        self.accepted = false;
-        self.begun = false;
-        self.turn = None;
-        self.turn_detail = None;
-        self.turn_began = None;
-        self.ending = None;
-        self.leaves_tool = false;
-        self.released = None;
-        self.budget.park_reason = None;
-        self.limit = None;
-        self.end = None;
-        self.check = None;
-        self.checking = None;
-        self.stopped = false;
-        self.cancelled = false;
-        self.failure = None;
-        self.tally = Tally::default();
+        self.task = Some(TaskRun::default());
         self.phase = Phase::Preparing;
         let mode = self.pool.config.workspace.mode;
-        let root = self.prepared.as_ref().map(super::PreparedSession::root);
+        let root = self
+            .workspace
+            .prepared
+            .as_ref()
+            .map(super::PreparedSession::root);
         let overlay = self
+            .workspace
             .prepared
             .as_ref()
             .and_then(|item| item.dirs().overlay.clone());
-        let inside = self.prepared.as_ref();
+        let inside = self.workspace.prepared.as_ref();
         let inside = inside.map_or_else(String::new, |item| item.workspace_inside().to_owned());
         let files = self.work.files.clone();
         let to = self.myself.clone();
@@ -221,28 +223,33 @@ impl SessionState {
 
     /// Starts the task, unless it was stopped while the workspace was recorded.
     pub(super) fn workspace_recorded(&mut self, recorded: Result<super::WorkspaceRecord, String>) {
-        if self.phase != Phase::Preparing {
+        if !matches!(self.phase, Phase::Preparing) {
             return;
         }
+        let mut failure = None;
         match recorded {
             Ok(recorded) => {
-                if let Some(prepared) = &mut self.prepared {
+                if let Some(prepared) = &mut self.workspace.prepared {
                     prepared.tree = super::TreeTurn::new(recorded.tree);
                     prepared.attachments = recorded.attachments;
                 }
                 self.observe_tree();
             }
-            Err(why) => self.failure = Some(why),
+            Err(why) => failure = Some(why),
         }
         // The child ended meanwhile, and no other can replace it.
-        let is_over = self.channel.is_none() && !self.can_load();
-        if is_over && self.failure.is_none() && self.outbox.exceeds_quota() {
-            self.failure = Some(self.quota_exceeded());
+        let is_over = self.agent.channel.is_none() && !self.can_load();
+        if is_over && failure.is_none() && self.outbox.exceeds_quota() {
+            failure = Some(self.quota_exceeded());
         }
-        let ends = self.cancelled || self.stopped || self.broken || is_over;
-        if ends || self.failure.is_some() || self.end.is_some() {
+        let has_failed = failure.is_some();
+        let is_cut = self.task.as_mut().is_none_or(|task| {
+            task.failure = task.failure.take().or(failure);
+            task.halt.is_some() || task.end.is_some()
+        });
+        if is_cut || has_failed || is_over || self.outbox.is_broken() {
             self.survey();
-        } else if self.channel.is_some() {
+        } else if self.agent.channel.is_some() {
             self.accept_prompt();
         } else {
             self.start_child();
@@ -251,7 +258,7 @@ impl SessionState {
 
     /// Loads the session in a new child without a task.
     pub(super) fn load(&mut self) {
-        if self.phase == Phase::Idle && self.channel.is_none() {
+        if self.phase.is_idle() && self.agent.channel.is_none() {
             self.start_child();
         }
     }
@@ -259,45 +266,42 @@ impl SessionState {
     /// What the pool must know of an idle session.
     pub(super) fn to_idle_session(&self) -> IdleSession {
         IdleSession {
-            has_child: self.channel.is_some(),
+            has_child: self.agent.channel.is_some(),
             can_load: self.may_be_loaded(),
-            not_loaded: self.not_loaded.clone(),
+            not_loaded: self.agent.resumption.not_loaded.clone(),
         }
     }
 
-    /// Starts the timer that unloads an idle child.
-    pub(super) fn start_idle_timer(&mut self) {
-        let Some(idle) = self.pool.config.timeouts.idle else {
-            return;
-        };
-        if self.channel.is_none() || !self.can_be_resumed() {
-            return;
-        }
-        let (to, task) = (self.myself.clone(), self.task_number);
-        let timer = tokio::spawn(async move {
-            tokio::time::sleep(idle).await;
-            let _ = to.send_message(SessionMsg::IdleTimeout(task));
+    /// The session waits for its next task; its child is unloaded in time.
+    pub(super) fn become_idle(&mut self) {
+        let has_child = self.agent.channel.is_some();
+        let idle = self.pool.config.timeouts.idle;
+        let idle = idle.filter(|_| has_child && self.can_be_resumed());
+        let unload = idle.map(|idle| {
+            let (to, task) = (self.myself.clone(), self.task_number);
+            AbortOnDropHandle::new(tokio::spawn(async move {
+                tokio::time::sleep(idle).await;
+                let _ = to.send_message(SessionMsg::IdleTimeout(task));
+            }))
         });
-        // One timer per session, not one per task.
-        if let Some(earlier) = self.idle_timer.replace(timer.abort_handle()) {
-            earlier.abort();
-        }
+        self.phase = Phase::Idle { _unload: unload };
     }
 
     /// Whether a new child would remember what this one was told, which may be nothing yet.
     pub(super) fn can_be_resumed(&self) -> bool {
-        let is_empty = self.conversation.is_some() && !self.prompted;
+        let is_empty = self.conversation.is_some() && !self.agent.resumption.prompted;
         self.can_load() && (is_empty || self.resumable_agent_session().is_some())
     }
 
     /// Unloads a child that has been idle since the task of that number; the next task loads the
     /// session again.
     pub(super) fn unload_child(&mut self, task: u64) {
-        let is_idle = self.phase == Phase::Idle && self.task_number == task;
+        let is_idle = self.phase.is_idle() && self.task_number == task;
         if is_idle && self.has_open_command() {
             return self.delay_unload();
         }
         if let Some(channel) = self
+            .agent
             .channel
             .as_ref()
             .filter(|_| is_idle && self.can_be_resumed())
@@ -309,8 +313,8 @@ impl SessionState {
 
     /// Reports the end of a child while no task runs.
     pub(super) fn report_child_exit(&mut self, end: ChannelEnd) {
-        self.phase = Phase::Idle;
-        self.channel = None;
+        self.phase = Phase::Idle { _unload: None };
+        self.agent.channel = None;
         let idle_session = self.to_idle_session();
         let _ = self.pool_ref.send_message(PoolMsg::ChildExited {
             index: self.work.slot.index,
@@ -321,14 +325,14 @@ impl SessionState {
     }
 
     pub(super) fn close(&mut self, for_good: bool, now: bool) {
-        if self.closing.is_some() && self.channel.is_none() {
+        if self.phase.is_closing() && self.agent.channel.is_none() {
             return; // Its close is under way.
         }
-        self.closing = Some(for_good || !self.may_be_loaded());
-        self.phase = Phase::Closing;
-        self.preparing.cancel();
-        self.child_ready = None;
-        match &self.channel {
+        let for_good = for_good || !self.may_be_loaded();
+        self.phase = Phase::Closing { for_good };
+        self.workspace.preparing.cancel();
+        self.agent.ready = None;
+        match &self.agent.channel {
             Some(channel) => {
                 self.notify_pool(SlotEvent::StopBegun, None);
                 let message = if now {
@@ -344,8 +348,8 @@ impl SessionState {
 
     /// The child is gone: removes what need not stay on disk.
     pub(super) fn clean_up(&mut self) {
-        let for_good = self.closing.unwrap_or(true);
-        let prepared = self.prepared.take();
+        let for_good = self.ends_for_good();
+        let prepared = self.workspace.prepared.take();
         let has_copy = prepared.as_ref().is_some_and(|item| item.copy().is_some());
         let protection = prepared.as_ref().and_then(PreparedSession::protection);
         drop(prepared);
@@ -367,13 +371,15 @@ impl SessionState {
 
     /// Writes the session's last records, and reports that it closed.
     pub(super) fn finish_close(&mut self) {
-        if self.closing.unwrap_or(true) {
+        if self.ends_for_good() {
             self.write_session_ended(None);
         }
-        if !self.broken {
-            self.outbox.flush_last();
-        }
+        self.outbox.flush_last();
         self.report_closed(None);
+    }
+
+    const fn ends_for_good(&self) -> bool {
+        !matches!(self.phase, Phase::Closing { for_good: false })
     }
 
     fn report_closed(&self, given_back: Option<StoredSession>) {
@@ -387,15 +393,7 @@ impl SessionState {
     /// A conversation could not be prepared before its first prompt: it stays as it was, and the
     /// prompt fails with the reason.
     pub(super) fn return_unprepared(&mut self) {
-        self.child_ready = None;
-        self.gives_back = true;
-        self.report_closed(Some(StoredSession {
-            session: self.work.session.clone(),
-            agent_session: self.agent_session.clone(),
-            last_seq: self.outbox.last_seq(),
-            bytes: self.outbox.bytes(),
-            prompted: self.prompted,
-            forgot: self.transcript_recall.is_lost(),
-        }));
+        self.agent.ready = None;
+        self.report_closed(Some(self.to_stored()));
     }
 }

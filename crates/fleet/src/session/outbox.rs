@@ -104,6 +104,8 @@ pub(crate) struct Outbox {
     retrying: bool,
     /// A commit that the journal refused; it is submitted before everything else.
     refused: Option<Box<Commit>>,
+    /// The journal rejected a commit, so it would reject every later one.
+    broken: bool,
 }
 
 impl Outbox {
@@ -127,6 +129,7 @@ impl Outbox {
             journalled: 0,
             retrying: false,
             refused: None,
+            broken: false,
         }
     }
 
@@ -183,6 +186,16 @@ impl Outbox {
         self.credits.extend(credit);
     }
 
+    /// Submits nothing any more; `true` if it did so before.
+    pub(crate) const fn give_up(&mut self) -> bool {
+        std::mem::replace(&mut self.broken, true)
+    }
+
+    /// Whether nothing can be journalled any more.
+    pub(crate) const fn is_broken(&self) -> bool {
+        self.broken
+    }
+
     /// Records that a commit of this session has ended.
     pub(crate) fn commit_finished(&mut self) {
         self.under_way = self.under_way.saturating_sub(1);
@@ -216,7 +229,7 @@ impl Outbox {
 
     /// Submits what waits to the journal, if not too many commits are under way.
     pub(crate) fn flush(&mut self, myself: &SessionRef) {
-        if self.under_way >= SESSION_COMMITS || self.retrying {
+        if self.under_way >= SESSION_COMMITS || self.retrying || self.broken {
             return;
         }
         let commit = match self.refused.take() {
@@ -243,6 +256,9 @@ impl Outbox {
 
     /// Submits what is left; nothing is reported back to the session.
     pub(crate) fn flush_last(&mut self) {
+        if self.broken {
+            return;
+        }
         let before = self.refused.take().map(|commit| *commit);
         let last = self
             .take()

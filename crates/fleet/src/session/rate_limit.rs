@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::state::{DETAIL_WIDTH, SessionState};
+use super::task_run::TaskRun;
 use crate::channel::stderr::StderrLog;
 use marshal_config::SessionScope;
 use marshal_config::hint::{Evidence, HintClass};
@@ -28,7 +29,7 @@ impl SessionState {
         outcome: TurnOutcome,
         detail: Option<String>,
     ) -> (TurnOutcome, Option<String>) {
-        match self.rate_limit_watch.status().refusal {
+        match self.agent.rate_limit_watch.status().refusal {
             Some(reason) if outcome == TurnOutcome::Completed => {
                 let why = format!(
                     "the agent ended its turn after the route had refused its last model request ({reason})"
@@ -50,9 +51,10 @@ impl SessionState {
         let failed = outcome == TurnOutcome::Failed;
         let log = self.shared.slots.log(&self.work.slot).filter(|_| failed);
         // Earlier turns of the same slot may have written this stderr.
-        let log = log.filter(|_| self.scope == SessionScope::Task);
+        let log = log.filter(|_| self.scope() == SessionScope::Task);
         let stderr = log.map(StderrLog::tail).unwrap_or_default();
-        let error = self.tally.last_error().to_owned();
+        let task = self.task.as_ref();
+        let error = task.map_or("", |task| task.tally.last_error()).to_owned();
         let detail_text = detail.clone().unwrap_or_default();
         let (shared, pool) = (Arc::clone(&self.shared), Arc::clone(&self.pool));
         let evidence = Evidence {
@@ -93,8 +95,11 @@ impl SessionState {
         outcome: TurnOutcome,
         names_limit: impl FnOnce() -> bool,
     ) -> Option<&'static str> {
-        self.limit = classify_limit(outcome, self.rate_limit_watch.status(), names_limit);
-        Some(match self.limit?.sign {
+        let limit = classify_limit(outcome, self.agent.rate_limit_watch.status(), names_limit);
+        if let Some(task) = &mut self.task {
+            task.limit = limit;
+        }
+        Some(match limit?.sign {
             LimitSign::Route => "rate limited: the provider's last answer was 429 or 529",
             LimitSign::Words => "rate limited: the agent says that its provider limits requests",
         })
@@ -104,7 +109,11 @@ impl SessionState {
     pub(super) fn detect_probe_answer(&mut self) {
         // Before the prompt is written, responses are of the session's earlier task or of the
         // agent's start.
-        if self.work.probe && self.begun && self.rate_limit_watch.status().successes > 0 {
+        let has_begun = |task: &TaskRun| task.begun.is_some();
+        if self.work.probe
+            && self.task.as_ref().is_some_and(has_begun)
+            && self.agent.rate_limit_watch.status().successes > 0
+        {
             self.work.probe = false;
             self.notify_probe_answered();
         }

@@ -124,21 +124,21 @@ impl SessionState {
     /// The mode that the session is set to: by its client, else by the configuration. The agent's
     /// own report does not count.
     pub(super) fn mode(&self) -> Option<String> {
-        let chosen = self.settings.chosen_mode();
+        let chosen = self.agent.settings.chosen_mode();
         chosen.or(self.pool.config.mode.as_ref()).cloned()
     }
 
     /// Changes a setting: in the child that runs, or for the next one.
     pub(super) fn change_setting(&mut self, setting: Setting, reply: SettingReply) {
-        if self.settings.open.is_some() {
+        if self.agent.settings.open.is_some() {
             return reply.send(Err("another setting is being changed: try again".to_owned()));
         }
         if matches!(self.phase, Phase::Preparing | Phase::Opening) {
             let why = "the agent is starting: try again when it is ready";
             return reply.send(Err(why.to_owned()));
         }
-        if self.channel.is_some() {
-            self.settings.open = Some((setting.clone(), reply));
+        if self.agent.channel.is_some() {
+            self.agent.settings.open = Some((setting.clone(), reply));
             return self.send_command(Command::Set(setting));
         }
         self.store_setting(setting, reply);
@@ -147,31 +147,31 @@ impl SessionState {
     /// Handles the end of a child. If it was stopped on purpose, an unconfirmed setting is stored
     /// for the next child.
     pub(super) fn settings_child_ended(&mut self, is_wanted: bool) {
-        let open = self.settings.open.take();
+        let open = self.agent.settings.open.take();
         if let Some((setting, reply)) = open.filter(|_| is_wanted) {
             self.store_setting(setting, reply);
         }
     }
 
     fn store_setting(&mut self, setting: Setting, reply: SettingReply) {
-        if !self.settings.is_offered(&setting) {
+        if !self.agent.settings.is_offered(&setting) {
             let why = "the agent does not offer this, or has not started yet: send a prompt first";
             return reply.send(Err(why.to_owned()));
         }
-        let event = self.settings.change_event(&setting);
+        let event = self.agent.settings.change_event(&setting);
         self.outbox.push_event(event);
-        self.settings.record_choice(setting);
+        self.agent.settings.record_choice(setting);
         self.outbox.on_durable(OnDurable::ConfirmSetting(reply));
     }
 
     /// Handles the agent's confirmation of a setting.
     pub(super) fn setting_applied(&mut self, result: Result<(), String>) {
-        let Some((setting, reply)) = self.settings.open.take() else {
+        let Some((setting, reply)) = self.agent.settings.open.take() else {
             return;
         };
         match result {
             Ok(()) => {
-                self.settings.record_choice(setting);
+                self.agent.settings.record_choice(setting);
                 // The events of the setting become durable before it is confirmed.
                 self.outbox.on_durable(OnDurable::ConfirmSetting(reply));
             }

@@ -2,8 +2,8 @@
 
 use tokio::sync::oneshot;
 
-use super::approvals::PendingRequest;
 use super::outbox::OnDurable;
+use super::permissions::PendingRequest;
 use super::state::SessionState;
 use crate::fleet_event::FleetEvent;
 use crate::notification::Notification;

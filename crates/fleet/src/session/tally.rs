@@ -2,7 +2,7 @@
 //!
 //! Plain counting. Must not decide an outcome.
 
-use super::permission_requests::DecidedRequest;
+use super::permissions::decide::DecidedRequest;
 use marshal_config::hint::truncate_for_matching;
 use marshal_model::limits::ANSWER_BYTES;
 use marshal_model::{DecidedBy, Decision, Event, UnaskedCalls, UntrustedText, Usage, Verdict};
@@ -110,13 +110,11 @@ impl Tally {
         self.add_unrequested_call(event);
     }
 
-    /// Counts a call that ran without a request; `true` if it would have been denied.
-    pub(crate) fn add_unrequested_call(&mut self, event: &Event) -> bool {
-        let Event::UnrequestedToolCall { decision, .. } = event else {
-            return false;
-        };
-        self.unasked.add_call(*decision);
-        *decision == Decision::Deny
+    /// Counts a call that ran without a request.
+    pub(crate) fn add_unrequested_call(&mut self, event: &Event) {
+        if let Event::UnrequestedToolCall { decision, .. } = event {
+            self.unasked.add_call(*decision);
+        }
     }
 
     fn add_denial_source(&mut self, source: &str) {

@@ -82,7 +82,7 @@ impl SessionState {
     /// report that.
     pub(super) fn announce_resumed(&mut self) {
         let by_argument = self.pool.config.resumes_by_argument();
-        if self.chat().is_some() && self.loading && by_argument {
+        if self.chat().is_some() && self.agent.resumption.loading && by_argument {
             self.outbox.push_event(Event::SessionResumed {
                 how: "resume_args",
                 replayed: 0,
@@ -92,12 +92,14 @@ impl SessionState {
 
     /// Whether the prompt must wait for the transcript.
     pub(super) fn wait_for_transcript(&mut self) -> bool {
-        if !self.transcript_recall.is_lost || self.transcript_recall.transcript.is_some() {
+        if !self.agent.resumption.transcript.is_lost
+            || self.agent.resumption.transcript.transcript.is_some()
+        {
             return false;
         }
         self.phase = Phase::Opening;
-        self.transcript_recall.awaited = true;
-        if std::mem::replace(&mut self.transcript_recall.reading, true) {
+        self.agent.resumption.transcript.awaited = true;
+        if std::mem::replace(&mut self.agent.resumption.transcript.reading, true) {
             return true;
         }
         let (journal, ambient) = (self.shared.journal.clone(), self.shared.ambient.clone());
@@ -132,26 +134,28 @@ impl SessionState {
     /// Handles the transcript: sends the prompt. Without the transcript the prompt fails, because
     /// an agent that answers as if nothing had been said would do harm.
     pub(super) fn transcript_read(&mut self, text: Result<String, String>) {
-        self.transcript_recall.reading = false;
+        self.agent.resumption.transcript.reading = false;
         let why = match text {
             Ok(text) => {
-                self.transcript_recall.transcript = Some(text);
+                self.agent.resumption.transcript.transcript = Some(text);
                 None
             }
             Err(why) => Some(format!(
                 "the earlier messages of the chat cannot be read: {why}"
             )),
         };
-        if !std::mem::take(&mut self.transcript_recall.awaited) || self.phase != Phase::Opening {
+        if !std::mem::take(&mut self.agent.resumption.transcript.awaited)
+            || !matches!(self.phase, Phase::Opening)
+        {
             return;
         }
-        if !self.has_task || self.ending.is_some() {
+        let Some(task) = self.task.as_mut().filter(|task| task.ending.is_none()) else {
             return;
-        }
+        };
         match why {
             None => self.accept_prompt(),
             Some(why) => {
-                self.failure = Some(why);
+                task.failure = Some(why);
                 self.stop(false);
             }
         }

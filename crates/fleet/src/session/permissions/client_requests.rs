@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use super::SessionState;
 use super::approvals::PendingRequest;
-use super::masking;
-use super::permission_requests;
-use super::prepare::PreparedSession;
+use super::decide;
 use crate::channel::{ChannelMsg, ClientSetup, ClientUpdate};
+use crate::session::masking;
+use crate::session::prepare::PreparedSession;
+use crate::session::state::SessionState;
 use crate::setup::{PoolShared, Shared};
 use marshal_model::{
     ClientError, ClientErrorKind, ClientRequest, Decision, PermissionRequest, PermissionRequestKey,
@@ -21,7 +21,7 @@ use marshal_sandbox as sandbox;
 impl PreparedSession {
     /// The setup for client requests; `None` if the pool offers none. Commands get the agent's
     /// environment without its secrets.
-    pub(super) fn client_setup(
+    pub(crate) fn client_setup(
         &self,
         shared: &Arc<Shared>,
         pool: &PoolShared,
@@ -44,58 +44,63 @@ impl PreparedSession {
 
 impl SessionState {
     /// Evaluates a client request, and records the decision.
-    pub(super) fn handle_client_request(
+    pub(crate) fn handle_client_request(
         &mut self,
         mut permission_request: PermissionRequest,
         request: &ClientRequest,
     ) {
-        self.record_engine_call(&permission_request.key, request);
+        let key = &permission_request.key;
+        self.permissions.requests.record_engine_call(key, request);
         // The tool's name is not from the agent, so its length cannot exceed the bound.
-        let _ = permission_request.truncate_to(permission_requests::REQUEST_BOUNDS);
+        let _ = permission_request.truncate_to(decide::REQUEST_BOUNDS);
         let mode = self.mode();
         let at = self.decision_context(mode.as_deref());
         let (permission_request, unmasked) =
             masking::mask_request(&self.pool.mask.load(), permission_request);
-        let (decided, place) = permission_requests::decide_client_request(
+        let (decided, place) = decide::decide_client_request(
             &self.pool,
-            self.prepared.as_ref(),
+            self.workspace.prepared.as_ref(),
             &self.work,
             (&permission_request, unmasked, request),
-            &mut self.requests,
+            &mut self.permissions.requests,
             at,
         );
         let request = Some((request.clone(), place));
-        self.route_decision(PendingRequest {
+        let request = PendingRequest {
             client_request: request,
             ..PendingRequest::new(permission_request, decided)
-        });
+        };
+        self.step_permissions(|permissions, at| permissions.decided(request, at));
     }
 
     /// The verdict is durable: notifies the channel.
-    pub(super) fn client_verdict_durable(
+    pub(crate) fn client_verdict_durable(
         &mut self,
         key: PermissionRequestKey,
         place: Option<String>,
         verdict: Verdict,
         deny_turn: bool,
     ) {
-        if !self.requests.take_open(&verdict.request) {
+        if !self.permissions.requests.take_open(&verdict.request) {
             return;
         }
         let denied = deny_turn.then(|| verdict.clone());
-        let turn_ended = self.ending.is_some() || self.turn.is_some();
+        let turn_ended = match &self.task {
+            Some(task) => task.turn_is_over(),
+            None => !self.has_open_command(),
+        };
         let verdict = match (verdict.decision, place) {
             (Decision::Allow, _) if turn_ended => Err(ClientError::new(
                 ClientErrorKind::Cancelled,
                 "the turn ended before this started",
             )),
             (Decision::Allow, Some(place)) => {
-                self.mark_engine_call_allowed(&key);
+                self.permissions.requests.mark_engine_call_allowed(&key);
                 Ok(place)
             }
             _ => Err(ClientError::new(ClientErrorKind::Denied, verdict.reason)),
         };
-        if let Some(channel) = &self.channel {
+        if let Some(channel) = &self.agent.channel {
             let task = self.work.task.clone();
             let update = ClientUpdate::Decided { key, verdict, task };
             let _ = channel.send_message(ChannelMsg::ClientUpdate(Box::new(update)));

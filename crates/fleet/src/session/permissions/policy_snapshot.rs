@@ -6,9 +6,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::work::Work;
 use crate::active_policies::{LoadedPolicy, PolicyVersion};
 use crate::clock;
+use crate::session::work::Work;
 use crate::setup::PoolShared;
 use marshal_model::limits::RULES_COUNTED;
 use marshal_policy::{EvaluationContext, Policy, TimeOfDay};
@@ -24,7 +24,7 @@ pub(crate) struct PolicySnapshot {
 
 impl PolicySnapshot {
     /// The current policy; `mode` is the one that the session is set to.
-    pub(super) fn take(pool: &PoolShared, work: &Work, mode: Option<String>) -> Self {
+    pub(crate) fn take(pool: &PoolShared, work: &Work, mode: Option<String>) -> Self {
         Self {
             version: pool.policy.current(),
             layer: work.layer.clone(),
@@ -34,16 +34,16 @@ impl PolicySnapshot {
     }
 
     /// The policy; `None` if the session's layer no longer exists.
-    pub(super) fn loaded(&self) -> Option<&LoadedPolicy> {
+    pub(crate) fn loaded(&self) -> Option<&LoadedPolicy> {
         self.version.for_layer(self.layer.as_deref())
     }
 
     /// The policy for time limits; falls back to the base if the layer is missing.
-    pub(super) fn policy(&self) -> &Policy {
+    pub(crate) fn policy(&self) -> &Policy {
         &self.loaded().unwrap_or(&self.version.base).policy
     }
 
-    pub(super) fn occasion<'a>(
+    pub(crate) fn occasion<'a>(
         &'a self,
         pool: &'a PoolShared,
         used: &'a BTreeMap<String, u32>,
@@ -60,7 +60,7 @@ impl PolicySnapshot {
 }
 
 /// Counts uses of rules in a turn.
-pub(super) fn count_uses(used: &mut BTreeMap<String, u32>, uses: &[(String, u32)]) {
+pub(crate) fn count_uses(used: &mut BTreeMap<String, u32>, uses: &[(String, u32)]) {
     for (id, more) in uses {
         // A policy has fewer rules; but over many reloads in one turn the names could add up.
         if used.len() < RULES_COUNTED || used.contains_key(id) {
@@ -71,7 +71,7 @@ pub(super) fn count_uses(used: &mut BTreeMap<String, u32>, uses: &[(String, u32)
 }
 
 /// The rule uses of a turn without these.
-pub(super) fn subtract_uses<'u>(
+pub(crate) fn subtract_uses<'u>(
     used: &'u BTreeMap<String, u32>,
     uses: &[(String, u32)],
 ) -> Cow<'u, BTreeMap<String, u32>> {

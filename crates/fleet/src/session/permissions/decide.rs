@@ -27,7 +27,7 @@
 //! `asks_doors`, `delegate` and `full_disk` in `tests/drills/fleet/`.
 //!
 //! A request that was withdrawn, or whose child is gone, gets no answer. A tool call that ends
-//! without a request is evaluated by the same rules afterwards and counted; `state.rs` acts on
+//! without a request is evaluated by the same rules afterwards and counted; the session acts on
 //! `on_unasked_deny`.
 
 use std::time::Duration;
@@ -35,23 +35,22 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use super::audit_record;
-use super::budget::apply_spent_budget;
 use super::engine_tools;
 use super::evaluation::{
     DecisionInput, DecisionResult, deny_too_large, evaluate_call, evaluate_request, tool_class,
 };
 use super::evaluation_limits;
-use super::masking;
-use super::outbox::Outbox;
 use super::policy_snapshot::{self, PolicySnapshot};
-use super::prepare::PreparedSession;
 use super::shell_directory::ShellDirectory;
 use super::tool_calls::{OpenRequests, ToolCall};
-use super::work::Work;
 use crate::clock;
+use crate::session::budget::apply_spent_budget;
+use crate::session::masking;
+use crate::session::prepare::PreparedSession;
+use crate::session::work::Work;
 use crate::setup::PoolShared;
 use marshal_config::ShellCwd;
-use marshal_journal::{PolicyEvaluation, Write};
+use marshal_journal::PolicyEvaluation;
 use marshal_model::limits::{
     APPROVALS_PER_SESSION, FACT_PATHS, FOREIGN_ID_BYTES, PERMISSION_CLAIM_BYTES,
     PERMISSION_INPUT_BYTES, PERMISSION_TOOL_BYTES,
@@ -71,7 +70,7 @@ use marshal_telemetry::event::turn::UnrequestedToolCall;
 use marshal_telemetry::labels::ToolClass;
 
 /// How much is stored of the fields beside a request's input.
-pub(super) const REQUEST_BOUNDS: PermissionRequestBounds = PermissionRequestBounds {
+pub(crate) const REQUEST_BOUNDS: PermissionRequestBounds = PermissionRequestBounds {
     tool: PERMISSION_TOOL_BYTES,
     claim: PERMISSION_CLAIM_BYTES,
     id: FOREIGN_ID_BYTES,
@@ -123,28 +122,6 @@ pub(crate) struct DecisionContext<'a> {
 }
 
 impl DecidedRequest {
-    /// Records a decided request: the request, its evaluation, the verdict; in this order.
-    pub(crate) fn record(&self, permission_request: &PermissionRequest, outbox: &mut Outbox) {
-        self.record_request(permission_request, outbox);
-        outbox.push_event(Event::PermissionDecided(self.verdict.clone()));
-    }
-
-    /// Records a request that waits for an approver.
-    pub(crate) fn record_request(
-        &self,
-        permission_request: &PermissionRequest,
-        outbox: &mut Outbox,
-    ) {
-        outbox.push_event(Event::PermissionRequested {
-            id: self.verdict.request.clone(),
-            request: permission_request.clone(),
-        });
-        outbox.write(Write::RequestEvaluated {
-            request: self.verdict.request.clone(),
-            evaluation: self.judged.clone(),
-        });
-    }
-
     /// The facts that the rules saw, as JSON for the record.
     pub(super) fn facts_json(&self) -> &str {
         &self.judged.facts
@@ -462,7 +439,8 @@ fn build_decided_request(
     };
     let mut deny_turn = spent.is_some_and(|spent| spent.action >= BudgetAction::Interrupt);
     if verdict.decision == Decision::Ask && !at.has_approver {
-        deny_turn = deny_without_approver(pool, &loaded.policy, &mut verdict);
+        deny_without_approver(&mut verdict);
+        deny_turn = denial_ends_turn(pool, &loaded.policy);
     }
     if let Some(would) = judgement.dry_run_decision {
         PolicyDryRun {
@@ -503,19 +481,14 @@ fn build_decided_request(
     }
 }
 
-/// Turns "ask" into a deny, because there is no approver. Gives whether it also ends the turn.
-pub(super) fn deny_without_approver(
-    pool: &PoolShared,
-    policy: &Policy,
-    verdict: &mut Verdict,
-) -> bool {
+/// Turns "ask" into a deny, because there is no approver.
+pub(super) fn deny_without_approver(verdict: &mut Verdict) {
     verdict.decision = Decision::Deny;
     verdict.decided_by = DecidedBy::Timeout;
     verdict.reason = format!(
         "{}; this needs approval, and there is no approver here: do it another way or go on without it",
         verdict.reason
     );
-    denial_ends_turn(pool, policy)
 }
 
 /// Whether a permission request that nobody answers also ends the turn.

@@ -13,10 +13,9 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::approvals::ApprovalEnd;
-use super::prepare::{self, PreparedSession};
-use super::state::SessionState;
 use super::tool_calls::{EngineCallRecord, OpenRequests, ReportedResult, ToolCall};
 use crate::channel::ToolSetup;
+use crate::session::prepare::{self, PreparedSession};
 use crate::setup::{PoolShared, Shared};
 use marshal_config::{AcpSettings, McpServer, McpTransport};
 use marshal_dialect as dialect;
@@ -27,11 +26,12 @@ use marshal_model::{
     PermissionRequest, PermissionRequestKey, UntrustedText,
 };
 use marshal_policy::Request;
+use marshal_policy::extract::Extractor;
 use marshal_sandbox as sandbox;
 
 impl PreparedSession {
     /// The engine tools that the agent gets; `None` if the pool offers none.
-    pub(super) fn tool_setup(&self, shared: &Shared, pool: &PoolShared) -> Option<ToolSetup> {
+    pub(crate) fn tool_setup(&self, shared: &Shared, pool: &PoolShared) -> Option<ToolSetup> {
         let tools = &pool.config.engine_tools;
         if tools.is_empty() {
             return None;
@@ -46,7 +46,7 @@ impl PreparedSession {
 }
 
 /// Adds the engine's tool server to the pool's own tool servers.
-pub(super) fn with_engine_server(acp: Arc<AcpSettings>, pool: &PoolShared) -> Arc<AcpSettings> {
+pub(crate) fn with_engine_server(acp: Arc<AcpSettings>, pool: &PoolShared) -> Arc<AcpSettings> {
     if pool.config.engine_tools.is_empty() {
         return acp;
     }
@@ -104,7 +104,7 @@ pub(super) fn person_answer(call: &ClientRequest, ending: &ApprovalEnd) -> Optio
     ))
 }
 
-impl SessionState {
+impl OpenRequests {
     /// Records a call of an engine tool, so that it counts as requested, however the agent shows
     /// it.
     pub(super) fn record_engine_call(
@@ -113,10 +113,10 @@ impl SessionState {
         engine_request: &ClientRequest,
     ) {
         if let ClientRequest::Tool(engine_request) = engine_request {
-            if self.requests.engine_calls.len() >= OPEN_CALLS {
-                self.requests.engine_calls.pop_front();
+            if self.engine_calls.len() >= OPEN_CALLS {
+                self.engine_calls.pop_front();
             }
-            self.requests.engine_calls.push_back(EngineCallRecord {
+            self.engine_calls.push_back(EngineCallRecord {
                 key: key.clone(),
                 engine_request: EngineRequest::clone(engine_request),
                 is_allowed: false,
@@ -126,12 +126,7 @@ impl SessionState {
 
     /// Records that a call was allowed.
     pub(super) fn mark_engine_call_allowed(&mut self, key: &PermissionRequestKey) {
-        if let Some(own) = self
-            .requests
-            .engine_calls
-            .iter_mut()
-            .find(|own| own.key == *key)
-        {
+        if let Some(own) = self.engine_calls.iter_mut().find(|own| own.key == *key) {
             own.is_allowed = true;
         }
     }
@@ -141,27 +136,22 @@ impl SessionState {
     /// socket has no match, and a denied call does not match one that was carried out.
     pub(super) fn take_matching_engine_call(
         &mut self,
+        extractor: &Extractor,
         call: &ToolCall,
         shown: ReportedResult,
     ) -> bool {
-        if let Some(engine_request) = self.requests.take_announced(&call.id) {
-            return self
-                .requests
-                .take_engine_call(|own| *own == engine_request, shown);
+        if let Some(engine_request) = self.take_announced(&call.id) {
+            return self.take_engine_call(|own| *own == engine_request, shown);
         }
         let Some(input) = call
             .input
             .as_deref()
-            .filter(|_| !self.requests.engine_calls.is_empty())
+            .filter(|_| !self.engine_calls.is_empty())
         else {
             return false;
         };
         // A call that the agent shows as a command or as a file access is evaluated as that.
-        let arguments = match self
-            .pool
-            .extractor
-            .extract_displayed(call.name.raw(), input)
-        {
+        let arguments = match extractor.extract_displayed(call.name.raw(), input) {
             Request::Mcp {
                 server, arguments, ..
             } if server.raw() == ENGINE_SERVER => arguments,
@@ -176,11 +166,9 @@ impl SessionState {
             engine_request.matches_input(&arguments)
                 || within.is_some_and(|within| engine_request.matches_input(within))
         };
-        self.requests.take_engine_call(is_it, shown)
+        self.take_engine_call(is_it, shown)
     }
-}
 
-impl OpenRequests {
     /// Removes the recorded call that matches the one shown; `false` if there is none.
     fn take_engine_call(
         &mut self,

@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value};
 
-use super::prepare::PreparedSession;
 use super::shell_directory::ShellDirectory;
+use crate::session::prepare::PreparedSession;
 use crate::setup::PoolShared;
 use marshal_model::Decision;
 use marshal_policy::EvaluationContext;

@@ -18,9 +18,9 @@ use marshal_model::{
 #[derive(Debug)]
 pub(crate) struct ToolCall {
     pub(super) id: UntrustedText,
-    pub(super) name: UntrustedText,
+    pub(crate) name: UntrustedText,
     /// Its input; `None` if it is too large to evaluate.
-    pub(super) input: Option<Box<RawValue>>,
+    pub(crate) input: Option<Box<RawValue>>,
     digest: Digest,
     request: RequestState,
 }
@@ -98,7 +98,7 @@ pub(super) struct EngineCallRecord {
 
 /// What an agent shows of the end of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ReportedResult {
+pub(crate) enum ReportedResult {
     /// It has a result.
     Done,
     /// It failed, or nothing is shown.
@@ -217,12 +217,12 @@ impl OpenRequests {
     }
 
     /// The running call of this id.
-    pub(super) fn call(&self, id: &UntrustedText) -> Option<&ToolCall> {
+    pub(crate) fn call(&self, id: &UntrustedText) -> Option<&ToolCall> {
         self.calls.iter().find(|call| call.id == *id)
     }
 
     /// Records the end of a call. Gives the tool's name, and the call if it ran without a request.
-    pub(super) fn record_tool_end(
+    pub(crate) fn record_tool_end(
         &mut self,
         id: &UntrustedText,
         shown: ReportedResult,
@@ -233,9 +233,15 @@ impl OpenRequests {
         (name, call.filter(|call| call.ran_without_request(shown)))
     }
 
-    /// Whether a call has no result yet.
-    pub(crate) fn has_open_calls(&self) -> bool {
-        !self.calls.is_empty()
+    /// How many calls have no result yet.
+    pub(crate) fn open_calls(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Forgets the engine tool calls of a turn that ended.
+    pub(crate) fn forget_engine_calls(&mut self) {
+        self.engine_calls.clear();
+        self.announced.clear();
     }
 
     /// Ends the turn. Gives the calls without a result that ran without a request.
