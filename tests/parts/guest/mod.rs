@@ -264,7 +264,8 @@ fn service_keeps_its_tasks(printed: &str) {
         printed.contains("will go on when the supervisor"),
         "{printed}"
     );
-    let report = printed.lines().find(|line| line.starts_with('{'));
+    // The last one: the lines of the log are objects as well.
+    let report = printed.lines().rfind(|line| line.starts_with('{'));
     let report: serde_json::Value = serde_json::from_str(report.expect(printed)).expect(printed);
     let counted = (&report["outcomes"], &report["attempts"]);
     assert_eq!(
