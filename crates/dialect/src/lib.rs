@@ -362,7 +362,7 @@ pub fn extra_arguments(name: DialectName, opening: &OpenParams) -> Vec<String> {
 fn report_bad_line(reason: &'static str, line: &[u8], out: &mut Effects) {
     let head = line.get(..limits::BAD_LINE_HEAD_BYTES).unwrap_or(line);
     out.push(Effect::Event(Event::BadLine {
-        reason,
+        reason: reason.into(),
         head: String::from_utf8_lossy(head).into_owned().into(),
     }));
 }

@@ -1,11 +1,16 @@
 //! The events of a session, for all code from the dialect to the journal.
 //!
-//! A new kind of event also touches `journal/codec/`, `engine/api/json_lines.rs` and `cli/event_text.rs`.
+//! A new kind of event also touches `fleet/session/masking.rs` and `cli/event_text.rs`.
 
+use std::borrow::Cow;
+use std::ops::Not;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use strum::{Display, EnumDiscriminants, EnumString, IntoStaticStr, VariantArray};
 
+use super::persist;
 use super::tool::FileVersion;
 use super::{
     ChoiceInfo, EgressResult, ExitClass, ExitStatus, PermissionRequest, PermissionRequestId,
@@ -16,100 +21,23 @@ use super::{
     WorkEvent,
 };
 
-string_enum!(
-    /// The kinds of events. `word` is the journal's `kind` column; [`EventKind::metric_label`] is the
-    /// coarser label of `marshal_events_total`.
-    EventKind {
-        /// [`Event::PromptAccepted`]
-        PromptAccepted = "prompt_accepted",
-        /// [`Event::ChildStarted`]
-        ChildStarted = "child_started",
-        /// [`Event::Ready`]
-        Ready = "ready",
-        /// [`Event::TurnStarted`]
-        TurnStarted = "turn_started",
-        /// [`Event::Text`]
-        Text = "text",
-        /// [`Event::Thought`]
-        Thought = "thought",
-        /// [`Event::ToolStart`]
-        ToolStart = "tool_start",
-        /// [`Event::ToolUpdate`]
-        ToolUpdate = "tool_update",
-        /// [`Event::ToolResult`]
-        ToolResult = "tool_result",
-        /// [`Event::PermissionRequested`]
-        PermissionRequested = "permission_requested",
-        /// [`Event::PermissionDecided`]
-        PermissionDecided = "permission_decided",
-        /// [`Event::UnrequestedToolCall`]
-        UnrequestedToolCall = "tool_call_unrequested",
-        /// [`Event::Plan`]
-        Plan = "plan",
-        /// [`Event::Usage`]
-        Usage = "usage",
-        /// [`Event::ContextUsed`]
-        ContextUsed = "context_used",
-        /// [`Event::FileUpdated`]
-        FileUpdated = "file_updated",
-        /// [`Event::PlanStep`]
-        PlanStep = "plan_step",
-        /// [`Event::StateChanged`]
-        StateChanged = "state_changed",
-        /// [`Event::CommandSent`]
-        CommandSent = "command_sent",
-        /// [`Event::SlashResult`]
-        SlashResult = "slash_result",
-        /// [`Event::AgentError`]
-        AgentError = "agent_error",
-        /// [`Event::TurnEnded`]
-        TurnEnded = "turn_ended",
-        /// [`Event::TurnUnsent`]
-        TurnUnsent = "turn_unsent",
-        /// [`Event::Unknown`]
-        Unknown = "unknown",
-        /// [`Event::BadLine`]
-        BadLine = "bad_line",
-        /// [`Event::ChildExited`]
-        ChildExited = "child_exited",
-        /// [`Event::CheckEnded`]
-        CheckEnded = "check_ended",
-        /// [`Event::Quarantined`]
-        Quarantined = "quarantined",
-        /// [`Event::ProgramRecorded`]
-        ProgramRecorded = "program_recorded",
-        /// [`Event::UserText`]
-        UserText = "user_text",
-        /// [`Event::Commands`]
-        Commands = "commands",
-        /// [`Event::Options`]
-        Options = "options",
-        /// [`Event::SessionInfo`]
-        SessionInfo = "session_info",
-        /// [`Event::Notice`]
-        Notice = "notice",
-        /// [`Event::Compaction`]
-        Compaction = "compaction",
-        /// [`Event::CompactionText`]
-        CompactionText = "compaction_text",
-        /// [`Event::SessionResumed`]
-        SessionResumed = "session_resumed",
-        /// [`Event::SessionFresh`]
-        SessionFresh = "session_fresh",
-        /// [`Event::TerminalStarted`]
-        TerminalStarted = "terminal_started",
-        /// [`Event::TerminalOutput`]
-        TerminalOutput = "terminal_output",
-        /// [`Event::TerminalEnded`]
-        TerminalEnded = "terminal_ended",
-        /// [`Event::Egress`]
-        Egress = "egress",
-        /// [`Event::Work`]
-        Work = "work",
-    }
-);
-
 impl EventKind {
+    /// Every kind, in the order of declaration.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// The journal's `kind` column; [`EventKind::metric_label`] is the coarser label of
+    /// `marshal_events_total`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    /// The kind that `word` names, if any does.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        word.parse().ok()
+    }
+
     /// The label value of `marshal_events_total{kind}`.
     #[must_use]
     pub const fn metric_label(self) -> &'static str {
@@ -149,34 +77,54 @@ string_enum!(
 );
 
 /// What an agent says of itself when it is ready.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentInfo {
     /// The protocol's version, as a text (`1`).
     pub protocol: String,
     /// The agent's own version.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<UntrustedText>,
     /// The agent's own session id, to resume it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<UntrustedText>,
     /// Its model.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<UntrustedText>,
     /// Its permission mode.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<UntrustedText>,
     /// The modes that may be chosen, at most `limits::ADVERTISED_ITEMS`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub modes: Vec<ChoiceInfo>,
     /// The names of its tools.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<UntrustedText>,
     /// The size of its context window, in tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub context_window: Option<u64>,
     /// Whether it says that it cannot resume its session. Not journalled.
+    #[serde(skip)]
     pub cannot_resume: bool,
 }
 
 /// One thing that happened in a session.
-#[derive(Debug, Clone)]
+///
+/// Its serialization is the persisted form, version 1: a kind with its body. A field may be added
+/// if it is optional (not written when it is empty). A field that changes its meaning or is removed
+/// needs a new version; the journal's golden files hold every form that was ever written.
+#[derive(Debug, Clone, Serialize, Deserialize, EnumDiscriminants)]
+#[serde(rename_all = "snake_case")]
+#[strum_discriminants(
+    name(EventKind),
+    doc = "The kinds of events.",
+    derive(Hash, Display, EnumString, IntoStaticStr, VariantArray),
+    strum(serialize_all = "snake_case")
+)]
 pub enum Event {
     /// A prompt was taken in; it is durable before it is sent.
     PromptAccepted {
         /// The task that it belongs to.
+        #[serde(skip_serializing_if = "Option::is_none")]
         task: Option<TaskId>,
         /// Which sending of the task's prompt, from 1.
         attempt: u32,
@@ -188,13 +136,21 @@ pub enum Event {
         /// The host's process id of the child, or of its sandbox's outer process.
         pid: u32,
         /// `none`, `unshare`.
-        launcher: &'static str,
+        launcher: Cow<'static, str>,
         /// The layers that its sandbox lacks; empty without a sandbox.
+        #[serde(
+            rename = "lacks",
+            default,
+            skip_serializing_if = "Vec::is_empty",
+            deserialize_with = "persist::known_words"
+        )]
         sandbox_gaps: Vec<SandboxGap>,
         /// What enforces its limits, in one line, where that is known.
+        #[serde(skip_serializing_if = "Option::is_none")]
         limits: Option<String>,
         /// The layers of its sandbox, a few words each, in marshal's words: `uid slot`,
         /// `landlock 6`, `seccomp default`. Empty without a sandbox.
+        #[serde(rename = "sandbox", default, skip_serializing_if = "Vec::is_empty")]
         sandbox_layers: Vec<String>,
     },
     /// The handshake is complete.
@@ -202,6 +158,7 @@ pub enum Event {
     /// The agent began a turn.
     TurnStarted {
         /// The agent's own name of the turn, where it gives one.
+        #[serde(skip_serializing_if = "Option::is_none")]
         turn: Option<UntrustedText>,
     },
     /// A piece of the answer; adjacent pieces may have been merged.
@@ -228,12 +185,16 @@ pub enum Event {
         /// The call's id.
         id: UntrustedText,
         /// The tool's name now.
+        #[serde(skip_serializing_if = "Option::is_none")]
         name: Option<UntrustedText>,
         /// The call's title for people.
+        #[serde(skip_serializing_if = "Option::is_none")]
         title: Option<UntrustedText>,
         /// The agent's word for how far it is.
+        #[serde(skip_serializing_if = "Option::is_none")]
         status: Option<UntrustedText>,
         /// Its whole input now.
+        #[serde(skip_serializing_if = "Option::is_none")]
         input: Option<Box<RawValue>>,
     },
     /// A tool call ended.
@@ -243,11 +204,19 @@ pub enum Event {
         /// What the tool said.
         output: UntrustedText,
         /// Whether the agent calls it an error.
+        #[serde(default, skip_serializing_if = "Not::not")]
         is_error: bool,
         /// How long it took, as the agent says.
+        #[serde(
+            rename = "took_us",
+            default,
+            skip_serializing_if = "Option::is_none",
+            with = "persist::micros"
+        )]
         took: Option<Duration>,
     },
     /// The agent asked for permission.
+    #[serde(with = "persist::permission_request")]
     PermissionRequested {
         /// The id of the permission request.
         id: PermissionRequestId,
@@ -257,6 +226,8 @@ pub enum Event {
     /// A permission request ended; durable before the answer is sent.
     PermissionDecided(Verdict),
     /// A tool call ran without a permission request; the policy was evaluated afterwards.
+    #[serde(rename = "tool_call_unrequested")]
+    #[strum_discriminants(strum(serialize = "tool_call_unrequested"))]
     UnrequestedToolCall {
         /// The call's id.
         id: UntrustedText,
@@ -265,6 +236,7 @@ pub enum Event {
         /// The decision that the policy would have made.
         decision: Decision,
         /// The rules behind that decision.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
         rules: Vec<String>,
     },
     /// The agent's whole plan, which replaces an earlier one.
@@ -281,6 +253,7 @@ pub enum Event {
         /// Tokens that fit in.
         size: u64,
         /// What the session has cost so far.
+        #[serde(skip_serializing_if = "Option::is_none")]
         cost: Option<Cost>,
     },
     /// A file changed, as the agent reports it.
@@ -290,8 +263,10 @@ pub enum Event {
         /// The path, as the agent names it.
         path: UntrustedText,
         /// The SHA-256 of its content, if the supervisor wrote or read it.
+        #[serde(skip_serializing_if = "Option::is_none")]
         sha256: Option<String>,
         /// The number of this version, where versions are stored.
+        #[serde(skip_serializing_if = "Option::is_none")]
         version: Option<Box<FileVersion>>,
     },
     /// The status of a step of the plan, which the agent reported through a tool.
@@ -304,12 +279,16 @@ pub enum Event {
     /// The agent's model, mode or context changed.
     StateChanged {
         /// Its model now.
+        #[serde(skip_serializing_if = "Option::is_none")]
         model: Option<UntrustedText>,
         /// Its mode now.
+        #[serde(skip_serializing_if = "Option::is_none")]
         mode: Option<UntrustedText>,
         /// How full its context is, in percent.
+        #[serde(skip_serializing_if = "Option::is_none")]
         context_pct: Option<f64>,
         /// The size of its context window now, in tokens.
+        #[serde(skip_serializing_if = "Option::is_none")]
         context_window: Option<u64>,
     },
     /// A slash command for the agent; durable before it is sent.
@@ -328,10 +307,13 @@ pub enum Event {
         /// Its text.
         text: UntrustedText,
         /// Its data, as it came.
+        #[serde(skip_serializing_if = "Option::is_none")]
         data: Option<Box<RawValue>>,
         /// The agent began a new session.
+        #[serde(default, skip_serializing_if = "Not::not")]
         clear_session: bool,
         /// The agent will exit, as the command asked.
+        #[serde(default, skip_serializing_if = "Not::not")]
         exit: bool,
     },
     /// The agent reported an error.
@@ -348,10 +330,12 @@ pub enum Event {
         /// How the turn ended.
         outcome: TurnOutcome,
         /// The agent's own word, where it gave one.
+        #[serde(skip_serializing_if = "Option::is_none")]
         stop_reason: Option<UntrustedText>,
         /// Tokens of the turn.
         usage: Usage,
         /// The reason in marshal's words, if the agent did not end it.
+        #[serde(skip_serializing_if = "Option::is_none")]
         detail: Option<String>,
     },
     /// A turn of a chat ended without reaching an agent.
@@ -373,7 +357,7 @@ pub enum Event {
     /// A line that is not a message. `ARCHITECTURE.md` explains how it is handled.
     BadLine {
         /// `too_long`, `bad_utf8`, `bad_json`, `not_object`, `bad_shape`, …
-        reason: &'static str,
+        reason: Cow<'static, str>,
         /// The line's first bytes.
         head: UntrustedText,
     },
@@ -382,18 +366,22 @@ pub enum Event {
         /// The class.
         class: ExitClass,
         /// The exit status, if a process ran.
+        #[serde(skip_serializing_if = "Option::is_none")]
         status: Option<ExitStatus>,
         /// The reason, in marshal's words.
         detail: String,
         /// The last lines of its stderr, at most 50.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
         stderr: Vec<UntrustedText>,
         /// The most memory that it had with everything that it started, in bytes, where that is
         /// counted.
+        #[serde(skip_serializing_if = "Option::is_none")]
         memory_peak: Option<u64>,
     },
     /// The task's check ended.
     CheckEnded {
         /// The exit status, if the check ran.
+        #[serde(skip_serializing_if = "Option::is_none")]
         status: Option<ExitStatus>,
         /// The tail of what it printed, or why it did not run.
         output: UntrustedText,
@@ -403,8 +391,10 @@ pub enum Event {
         /// Its path below the workspace.
         path: UntrustedText,
         /// Its path on the host now; `None` if it is still in the workspace.
+        #[serde(skip_serializing_if = "Option::is_none")]
         moved_to: Option<String>,
         /// Why it is still there.
+        #[serde(skip_serializing_if = "Option::is_none")]
         detail: Option<String>,
     },
     /// A program of the pool's agent was started for the first time, or for the first time since it
@@ -415,6 +405,7 @@ pub enum Event {
         /// The SHA-256 digest of its content, in hexadecimal digits.
         sha256: String,
         /// The digest that was on record before; `None` if this file was not.
+        #[serde(skip_serializing_if = "Option::is_none")]
         was: Option<String>,
     },
     /// A piece of a prompt, as the agent repeats it.
@@ -435,17 +426,21 @@ pub enum Event {
     /// What the agent says of the session itself.
     SessionInfo {
         /// Its title.
+        #[serde(skip_serializing_if = "Option::is_none")]
         title: Option<UntrustedText>,
         /// When it last changed, in the agent's words.
+        #[serde(skip_serializing_if = "Option::is_none")]
         updated_at: Option<UntrustedText>,
     },
     /// A notice of the agent for a person.
     Notice {
         /// `info`, `warning`, `error`, or the agent's own word.
+        #[serde(skip_serializing_if = "Option::is_none")]
         severity: Option<UntrustedText>,
         /// A short text.
         title: UntrustedText,
         /// The full text.
+        #[serde(skip_serializing_if = "Option::is_none")]
         description: Option<UntrustedText>,
     },
     /// The agent makes its context shorter.
@@ -453,8 +448,10 @@ pub enum Event {
         /// The id of the compaction.
         id: UntrustedText,
         /// `in_progress`, `completed`, `failed`, `cancelled`, or the agent's own word.
+        #[serde(skip_serializing_if = "Option::is_none")]
         status: Option<UntrustedText>,
         /// The error, if it failed.
+        #[serde(skip_serializing_if = "Option::is_none")]
         error: Option<UntrustedText>,
     },
     /// A piece of the text that replaces the longer context.
@@ -467,7 +464,7 @@ pub enum Event {
     /// The agent resumed a session of an earlier child.
     SessionResumed {
         /// The protocol's request that resumed it.
-        how: &'static str,
+        how: Cow<'static, str>,
         /// The number of messages of its past that were replayed, and not journalled again.
         replayed: u64,
     },
@@ -478,6 +475,7 @@ pub enum Event {
         /// The reason, in marshal's words.
         why: String,
         /// The agent does not get the past messages, because a tool at a terminal would run them.
+        #[serde(default, skip_serializing_if = "Not::not")]
         history_omitted: bool,
     },
     /// A terminal command of the agent was started by its client.
@@ -502,18 +500,23 @@ pub enum Event {
         /// The terminal.
         terminal: String,
         /// How it ended; `None` if that is unknown.
+        #[serde(skip_serializing_if = "Option::is_none")]
         status: Option<ExitStatus>,
         /// Bytes that it wrote.
+        #[serde(rename = "bytes")]
         written_bytes: u64,
         /// Bytes of these that were not reported.
+        #[serde(default)]
         omitted_bytes: u64,
     },
     /// Connections through the egress proxy ended. If there are many, equal ones are combined.
     Egress {
         /// The host; `None` if the request named no valid host, or for many hosts that are
         /// combined.
+        #[serde(skip_serializing_if = "Option::is_none")]
         host: Option<String>,
         /// Its port, if it has a host.
+        #[serde(skip_serializing_if = "Option::is_none")]
         port: Option<u16>,
         /// How the connection ended.
         result: EgressResult,
@@ -524,6 +527,7 @@ pub enum Event {
         /// Bytes received by the sandbox.
         received: u64,
         /// How long the longest of them was open.
+        #[serde(rename = "took_ms", with = "persist::millis")]
         took: Duration,
     },
     /// An event of the work of an autonomous chat.
@@ -533,52 +537,8 @@ pub enum Event {
 impl Event {
     /// Its kind.
     #[must_use]
-    pub const fn kind(&self) -> EventKind {
-        match self {
-            Self::PromptAccepted { .. } => EventKind::PromptAccepted,
-            Self::ChildStarted { .. } => EventKind::ChildStarted,
-            Self::Ready(_) => EventKind::Ready,
-            Self::TurnStarted { .. } => EventKind::TurnStarted,
-            Self::Text { .. } => EventKind::Text,
-            Self::Thought { .. } => EventKind::Thought,
-            Self::ToolStart { .. } => EventKind::ToolStart,
-            Self::ToolUpdate { .. } => EventKind::ToolUpdate,
-            Self::ToolResult { .. } => EventKind::ToolResult,
-            Self::PermissionRequested { .. } => EventKind::PermissionRequested,
-            Self::PermissionDecided(_) => EventKind::PermissionDecided,
-            Self::UnrequestedToolCall { .. } => EventKind::UnrequestedToolCall,
-            Self::Plan { .. } => EventKind::Plan,
-            Self::Usage(_) => EventKind::Usage,
-            Self::ContextUsed { .. } => EventKind::ContextUsed,
-            Self::FileUpdated { .. } => EventKind::FileUpdated,
-            Self::PlanStep { .. } => EventKind::PlanStep,
-            Self::StateChanged { .. } => EventKind::StateChanged,
-            Self::CommandSent { .. } => EventKind::CommandSent,
-            Self::SlashResult { .. } => EventKind::SlashResult,
-            Self::AgentError { .. } => EventKind::AgentError,
-            Self::TurnEnded { .. } => EventKind::TurnEnded,
-            Self::TurnUnsent { .. } => EventKind::TurnUnsent,
-            Self::Unknown { .. } => EventKind::Unknown,
-            Self::BadLine { .. } => EventKind::BadLine,
-            Self::ChildExited { .. } => EventKind::ChildExited,
-            Self::CheckEnded { .. } => EventKind::CheckEnded,
-            Self::Quarantined { .. } => EventKind::Quarantined,
-            Self::ProgramRecorded { .. } => EventKind::ProgramRecorded,
-            Self::UserText { .. } => EventKind::UserText,
-            Self::Commands { .. } => EventKind::Commands,
-            Self::Options { .. } => EventKind::Options,
-            Self::SessionInfo { .. } => EventKind::SessionInfo,
-            Self::Notice { .. } => EventKind::Notice,
-            Self::Compaction { .. } => EventKind::Compaction,
-            Self::CompactionText { .. } => EventKind::CompactionText,
-            Self::SessionResumed { .. } => EventKind::SessionResumed,
-            Self::SessionFresh { .. } => EventKind::SessionFresh,
-            Self::TerminalStarted { .. } => EventKind::TerminalStarted,
-            Self::TerminalOutput { .. } => EventKind::TerminalOutput,
-            Self::TerminalEnded { .. } => EventKind::TerminalEnded,
-            Self::Egress { .. } => EventKind::Egress,
-            Self::Work(_) => EventKind::Work,
-        }
+    pub fn kind(&self) -> EventKind {
+        self.into()
     }
 }
 

@@ -1,6 +1,7 @@
 //! How a child ends.
 
 use super::string_enum;
+use serde::{Deserialize, Serialize};
 
 string_enum!(
     /// The class of a child's end, as `marshal_child_exits_total{reason}` counts it.
@@ -80,7 +81,8 @@ impl ExitClass {
 }
 
 /// The exit status of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ExitStatus {
     /// It called exit with this code, 0 to 255.
     Code(i32),

@@ -16,6 +16,7 @@ pub mod ids;
 pub mod limits;
 mod notification;
 pub mod permission;
+mod persist;
 pub mod role;
 pub mod sandbox;
 mod sandbox_facts;

@@ -1,5 +1,8 @@
 //! A permission request, its verdict, and the approval that waits for a person.
 
+use std::ops::Not;
+
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{PermissionRequestId, UntrustedText, string_enum};
@@ -109,19 +112,25 @@ pub struct PermissionRequestKey {
 }
 
 /// What an agent claims about its own request. It can only raise severity, never lower it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentClaims {
     /// The mode that the agent says it runs in.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub active_mode: Option<UntrustedText>,
     /// The mode that the agent says the call needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub required_mode: Option<UntrustedText>,
     /// Why it asks, in its own words.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<UntrustedText>,
     /// The call's title for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<UntrustedText>,
     /// The call's kind, as the agent labels it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<UntrustedText>,
     /// It offers no answer that allows this once: nothing but a denial can be sent.
+    #[serde(rename = "no_allow", default, skip_serializing_if = "Not::not")]
     pub has_no_allow_option: bool,
 }
 
@@ -189,15 +198,17 @@ fn truncate_text(word: &mut UntrustedText, most: usize) -> bool {
 }
 
 /// The end of a permission request. Durable before it is sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// The permission request that it ends.
     pub request: PermissionRequestId,
     /// `Allow` or `Deny`; never `Ask`.
     pub decision: Decision,
     /// The decider.
+    #[serde(rename = "by")]
     pub decided_by: DecidedBy,
     /// The rules that decided, most severe first; empty where none matched.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<String>,
     /// Advice for the model, in marshal's words.
     pub reason: String,

@@ -5,6 +5,9 @@
 //! A new tool also touches `dialect/mcp/arguments.rs`, `dialect/mcp/schema.rs`, `policy/client/tools.rs`,
 //! `fleet/channel/tools.rs` and `docs/engine-tools.md`.
 
+use std::ops::Not;
+
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -140,19 +143,23 @@ pub const AGREED_WITHOUT_COMMENT: &str = "the person agreed, without a comment";
 pub type EngineResult = Result<EngineOutput, ClientError>;
 
 /// A version of a file of a registered workspace.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileVersion {
     /// The workspace's name.
     pub workspace: UntrustedText,
     /// The file's path below it.
     pub path: UntrustedText,
-    /// The file's id, which stays when it is moved; `None` in records of older versions.
-    pub file: Option<String>,
     /// The version, from 1.
+    #[serde(rename = "v")]
     pub version: u64,
+    /// The file's id, which stays when it is moved; `None` in records of older versions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
     /// Whether it was found on the disk, not written through the supervisor.
+    #[serde(default, skip_serializing_if = "Not::not")]
     pub observed: bool,
     /// The path before, if the file was moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub moved_from: Option<UntrustedText>,
 }
 

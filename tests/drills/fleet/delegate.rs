@@ -267,7 +267,7 @@ fn what_a_person_allows_it_may_still_deny() {
     for (number, (outcome, part)) in [
         ("done", ""),
         ("done", ""),
-        ("denied", "the delegate own denies it: by then"),
+        ("denied", "the delegate own denies this: by then"),
         ("denied", "gave no decision (malformed)"),
     ]
     .into_iter()

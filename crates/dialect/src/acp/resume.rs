@@ -43,7 +43,7 @@ impl Replay {
     pub(super) fn resumed_event(&mut self) -> Option<Event> {
         let how = self.method?;
         Some(Event::SessionResumed {
-            how,
+            how: how.into(),
             replayed: self.messages,
         })
     }

@@ -249,7 +249,7 @@ impl Claude {
         self.phase = Phase::Ready;
         if self.opening.resume.is_some() {
             out.push(Effect::Event(Event::SessionResumed {
-                how: "--resume",
+                how: "--resume".into(),
                 replayed: 0,
             }));
         }

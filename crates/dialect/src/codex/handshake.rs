@@ -197,7 +197,7 @@ impl Codex {
         out.push(Effect::Ready(std::mem::take(&mut self.info)));
         if is_resumed {
             out.push(Effect::Event(Event::SessionResumed {
-                how: "thread/resume",
+                how: "thread/resume".into(),
                 replayed: 0,
             }));
         }

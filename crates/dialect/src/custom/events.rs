@@ -151,7 +151,7 @@ impl Custom {
         out.push(Effect::Ready(info));
         if self.resuming {
             out.push(Effect::Event(Event::SessionResumed {
-                how: "resume",
+                how: "resume".into(),
                 replayed: 0,
             }));
         }

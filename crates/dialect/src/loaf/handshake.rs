@@ -252,7 +252,7 @@ impl Loaf {
         out.push(Effect::Ready(info));
         if self.opening.resume.is_some() {
             out.push(Effect::Event(Event::SessionResumed {
-                how: GET,
+                how: GET.into(),
                 replayed: 0,
             }));
         }

@@ -154,7 +154,7 @@ impl SessionState {
                 );
                 self.outbox.push_event(Event::ChildStarted {
                     pid,
-                    launcher: self.pool.config.launcher.as_str(),
+                    launcher: self.pool.config.launcher.as_str().into(),
                     sandbox_gaps: gaps,
                     limits,
                     sandbox_layers: layers,

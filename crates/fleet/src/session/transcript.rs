@@ -84,7 +84,7 @@ impl SessionState {
         let by_argument = self.pool.config.resumes_by_argument();
         if self.chat().is_some() && self.agent.resumption.loading && by_argument {
             self.outbox.push_event(Event::SessionResumed {
-                how: "resume_args",
+                how: "resume_args".into(),
                 replayed: 0,
             });
         }

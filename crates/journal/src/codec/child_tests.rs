@@ -8,7 +8,7 @@ use marshal_model::{Event, ExitClass, ExitStatus, SandboxGap, SessionId};
 fn the_limits_of_a_child_its_peak_and_what_it_is_not_told_come_back() {
     let began = Event::ChildStarted {
         pid: 7,
-        launcher: "unshare",
+        launcher: "unshare".into(),
         sandbox_gaps: vec![SandboxGap::SharedUid, SandboxGap::Landlock, SandboxGap::Cpu],
         limits: Some("memory: cgroup v1, kill: cgroup v2".to_owned()),
         sandbox_layers: Vec::new(),

@@ -1,23 +1,20 @@
 //! Events as versioned JSON: the `body` column of the journal, and the lines of `run --json` and of
 //! a client that watches a run.
 //!
-//! Owns the persisted form and its version. The types of `model` may change freely; the bodies in
-//! `body.rs` may not, and the golden file of every version stays readable. Must not know SQLite.
+//! The bodies are the serialization of [`Event`]: `marshal_model::event` says how it may change, and
+//! the golden file of every version stays readable. Must not know SQLite.
 
-mod body;
-mod decode;
-mod encode;
 mod report;
+mod spec;
 mod work;
 
 use serde_json::value::RawValue;
 
-use marshal_model::{EventId, EventKind, SessionId, StampedEvent};
+use marshal_model::{AgentClaims, Event, EventId, EventKind, SessionId, StampedEvent};
 
-pub use decode::{decode, read_spec};
-pub use encode::encode_into;
-pub(crate) use encode::{claimed_json, spec_json};
 pub use report::{ChangedFile, Report, RequestCounts, TokenCounts, read_report, write_report};
+pub use spec::read_spec;
+pub(crate) use spec::spec_json;
 pub(crate) use work::{progress_json, read_progress, read_settings, settings_json};
 
 /// The version that [`encode_into`] writes. It grows when a reader of this version could
@@ -52,16 +49,40 @@ pub enum CodecError {
         /// The error.
         detail: String,
     },
-    /// A word or an id in the body is unknown or invalid.
-    #[error("the body of a {kind} event is damaged: {text:?} is not a valid {what}")]
-    InvalidValue {
-        /// The event's kind.
-        kind: EventKind,
-        /// A description of the expected value.
-        what: &'static str,
-        /// The value in the body.
-        text: String,
-    },
+}
+
+/// Appends the event's body, one JSON object, to `out`.
+/// Events are made of texts and numbers and `out` is memory, so this cannot fail.
+pub fn encode_into(event: &Event, out: &mut Vec<u8>) {
+    let before = out.len();
+    if serde_json::to_writer(&mut *out, event).is_err() {
+        // A reader reports the event as damaged.
+        return out.truncate(before);
+    }
+    // Of `{"kind":body}` the kind has a column of its own.
+    let kind = event.kind().as_str();
+    out.pop();
+    out.drain(before..before + kind.len() + r#"{"":"#.len());
+}
+
+/// Decodes an event.
+///
+/// # Errors
+/// [`CodecError`] if a newer program wrote it or the body is damaged.
+pub fn decode(kind: &str, version: u32, body: &str) -> Result<Event, CodecError> {
+    let known = EventKind::parse(kind).ok_or_else(|| CodecError::Kind(kind.to_owned()))?;
+    if version > VERSION {
+        return Err(CodecError::Version(version));
+    }
+    serde_json::from_str(&format!(r#"{{"{known}":{body}}}"#)).map_err(|source| CodecError::Body {
+        kind: known,
+        source,
+    })
+}
+
+/// The agent's claims about a request, for the `claimed` column.
+pub(crate) fn claimed_json(claimed: &AgentClaims) -> String {
+    serde_json::to_string(claimed).unwrap_or_default()
 }
 
 /// One line of `--json` and `watch`, serialized by serde.

@@ -227,7 +227,7 @@ fn of_session() -> Vec<Event> {
             delta: foreign("in short"),
         },
         Event::SessionResumed {
-            how: "session/load",
+            how: "session/load".into(),
             replayed: 3,
         },
         Event::SessionFresh {
@@ -241,7 +241,7 @@ fn of_session() -> Vec<Event> {
 fn child_started(pid: u32, launcher: &'static str, sandbox: &[&str]) -> Event {
     Event::ChildStarted {
         pid,
-        launcher,
+        launcher: launcher.into(),
         sandbox_gaps: Vec::new(),
         limits: None,
         sandbox_layers: sandbox.iter().map(|layer| (*layer).to_owned()).collect(),
@@ -418,7 +418,7 @@ fn reports() -> Vec<Event> {
             raw: raw(r#"{"type":"new_thing"}"#),
         },
         Event::BadLine {
-            reason: "bad_json",
+            reason: "bad_json".into(),
             head: foreign("{oops"),
         },
     ]

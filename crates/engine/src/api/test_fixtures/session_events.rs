@@ -48,7 +48,7 @@ pub(crate) fn hostile_session_events(evil: &str) -> Vec<Event> {
             delta: text(),
         },
         Event::SessionResumed {
-            how: "session/load",
+            how: "session/load".into(),
             replayed: 1,
         },
         Event::SessionFresh {
