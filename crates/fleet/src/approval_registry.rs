@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::approval_rules::ApprovalRules;
-use super::session::SessionRef;
+use crate::messages::SessionRef;
 use marshal_journal::{ApprovalAnswer, StoredApproval};
 use marshal_model::limits::ANSWERS_REMEMBERED;
 use marshal_model::{ApprovalState, PermissionRequestId, PoolName, SessionId};

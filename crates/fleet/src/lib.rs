@@ -13,50 +13,36 @@ mod active_policies;
 mod ambient;
 mod approval_registry;
 mod approval_rules;
-mod approvals;
 mod approver;
 mod budgets;
 mod channel;
-mod chats;
 mod clock;
-mod commands;
-mod commits;
-mod conversation;
-mod conversation_list;
 mod credit;
 mod delegate;
 mod files;
 pub mod fleet_event;
+mod handle;
 mod hooks;
-mod keys;
 mod live_actor;
 mod mailbox;
+mod messages;
 mod notification;
-mod operator;
-mod outage;
 mod path_lookup;
 mod paused_runs;
 mod pool;
 mod pool_setup;
 mod program_record;
-mod reload;
 mod report;
 mod resource_usage;
-mod resume_run;
 mod resume_sessions;
-mod run_bounds;
 mod run_history;
 mod session;
-mod session_subscriptions;
 mod setting_reply;
 mod setup;
 mod shadow;
 mod slot_demand;
 mod slot_history;
 mod start_error;
-mod supervisor_actions;
-mod task_dependencies;
-mod views;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -69,41 +55,42 @@ use tokio::task::JoinHandle;
 
 pub use active_policies::{LoadedPolicy, Policies};
 pub use ambient::Ambient;
-pub use approvals::{AnswerError, AnswerReceipt, AnswerRequest};
 pub use approver::{ApprovalRequest, ApprovalUpdate, ApproverReply};
 pub use budgets::RunBounds;
 pub use channel::stderr::LogTail;
-pub use chats::STOPPED_UNSENT;
 pub use clock::day_time;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
-pub use commands::{CommandError, CommandOutput, CommandRequest};
-pub use conversation::{
-    Conversation, ConversationRequest, ConversationUpdate, OpenError, PromptError,
-};
-pub use conversation_list::ConversationView;
 pub use files::{FileRead, FileWrite, FilesError, HostAccessError, Parents};
 pub use fleet_event::{ChangeKind, FileChange, FleetEvent, SlotView, TaskReport};
-pub use keys::ChangedKey;
-pub use operator::OperatorError;
-pub use outage::Outages;
-pub use path_lookup::path_enters_directory;
-pub use reload::{
+pub use handle::approvals::{AnswerError, AnswerReceipt, AnswerRequest};
+pub use handle::chats::STOPPED_UNSENT;
+pub use handle::commands::{CommandError, CommandOutput, CommandRequest};
+pub use handle::conversation::{
+    Conversation, ConversationRequest, ConversationUpdate, OpenError, PromptError,
+};
+pub use handle::conversation_list::ConversationView;
+pub use handle::keys::ChangedKey;
+pub use handle::operator::OperatorError;
+pub use handle::outage::Outages;
+pub use handle::reload::{
     LastReload, PolicyReadResult, PolicyReader, PolicyStatus, PolicyView, ShadowView,
 };
+pub use handle::resume_run::{ResumeRunError, ResumedRun};
+pub use handle::views::PoolView;
+pub use path_lookup::path_enters_directory;
 pub use report::ReportError;
-pub use resume_run::{ResumeRunError, ResumedRun};
 pub use session::{PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON};
 pub use setting_reply::SettingResult;
 pub use setup::{ResumeScope, Setup};
 pub use slot_demand::{SlotDemand, SlotRelease};
 pub use slot_history::SlotHistoryError;
-pub use views::PoolView;
 
+use crate::messages::PoolMsg;
 use active_policies::ActivePolicies;
 use clock::now_us;
-use commits::{BoundedCommit, submit_result};
 use files::WorkspaceFiles;
+use handle::commits::{BoundedCommit, submit_result};
 use hooks::Hooks;
 use marshal_config::{Config, SessionScope, WorkspaceMode};
 use marshal_journal::{Journal, Refusal, TaskRow, Write};
@@ -115,7 +102,7 @@ use marshal_telemetry::event::child::SlotStateChanged;
 use marshal_telemetry::event::task::{QueueRejected, TaskQueued};
 use marshal_telemetry::exporter::{initialise_pool, initialise_routes};
 use marshal_telemetry::labels::QueueRefusal;
-use pool::{ActiveTask, OpenTasks, Pool, PoolArgs, PoolMsg};
+use pool::{ActiveTask, OpenTasks, Pool, PoolArgs};
 use pool_setup::{build_pools, initial_slot_views};
 use setup::{PoolShared, Shared, SlotTable};
 pub use start_error::StartError;
@@ -341,7 +328,11 @@ impl FleetHandle {
             command,
             at_us: now_us(),
         }];
-        writes.extend(bounds.is_set().then(|| run_bounds::to_row(&run, &bounds)));
+        writes.extend(
+            bounds
+                .is_set()
+                .then(|| handle::run_bounds::to_row(&run, &bounds)),
+        );
         let mut by_pool: BTreeMap<PoolName, Vec<ActiveTask>> = BTreeMap::new();
         let mut queued = Vec::with_capacity(tasks.len());
         for (place, mut spec) in tasks.into_iter().enumerate() {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::AbortHandle;
 
 use crate::clock::{now_us, sleep_until_us};
-use crate::pool::PoolMsg;
+use crate::messages::PoolMsg;
 use marshal_model::budget::format_cost;
 use marshal_model::limits::RUN_GRACE;
 use marshal_model::{Amount, BudgetAction, BudgetName, RunId, SpentBudget};

@@ -11,7 +11,7 @@ use super::day::Day;
 use super::spend_notification::notify_budget_spent;
 use super::{Ledger, RunLimits, SpendDelta};
 use crate::clock::now_us;
-use crate::session::{SessionMsg, SessionRef};
+use crate::messages::{SessionMsg, SessionRef};
 use marshal_config::find_price;
 use marshal_journal::StoredSpend;
 use marshal_model::budget::nanos_from_dollars;

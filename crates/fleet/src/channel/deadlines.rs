@@ -10,7 +10,7 @@ use super::explain::explain_end;
 use super::state::{ChannelState, ProcessExit};
 use super::stdout::StreamEnd;
 use super::{Cause, ChannelEnd, end, stderr, stdout};
-use crate::session::{ChannelEvent, SessionMsg};
+use crate::messages::{ChannelEvent, SessionMsg};
 use marshal_dialect::Command;
 use marshal_dialect::lifecycle::deadlines::DeadlineKind;
 use marshal_dialect::lifecycle::stop::StopStep;

@@ -6,8 +6,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use super::state::ChannelState;
-use super::{ChannelMsg, ChannelRef};
-use crate::session::ChannelEvent;
+use crate::messages::{ChannelEvent, ChannelMsg, ChannelRef};
 use marshal_model::Event;
 use marshal_proxy::egress_proxy::{EgressProxy, EgressRecord, Listener, SystemResolver};
 

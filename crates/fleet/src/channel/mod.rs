@@ -24,80 +24,27 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
-use bytes::Bytes;
 use client::ClientRequests;
 pub(crate) use client::{ClientSetup, ClientUpdate};
 pub(crate) use end::{Cause, ChannelEnd};
 use state::ChannelState;
-use stdout::StreamEnd;
 pub(crate) use tools::ToolSetup;
 
 use super::clock;
-use super::credit::{CreditPermit, Credits};
+use super::credit::Credits;
 use super::live_actor::{ActorKind, LiveActor};
-use super::mailbox::{Address, Mailbox, MailboxClosed, mailbox};
+use super::mailbox::{Mailbox, MailboxClosed, mailbox};
 use super::program_record::{ProgramRecords, ProgramRefused};
-use super::session::{ChannelEvent, SessionRef};
 use super::setup::{PoolShared, Shared};
+use crate::messages::{ChannelEvent, ChannelMsg, ChannelRef, SessionRef};
 use marshal_dialect::lifecycle::deadlines::ChildDeadlines;
 use marshal_dialect::lifecycle::stop::StopLadder;
-use marshal_dialect::{self as dialect, Command, OpenParams};
-use marshal_launch::{Child, ChildExit, LaunchPlan, SpawnError};
-use marshal_model::{Event, SessionId, SlotId};
-use marshal_proxy::egress_proxy::EgressRecord;
+use marshal_dialect::{self as dialect, OpenParams};
+use marshal_launch::{LaunchPlan, SpawnError};
+use marshal_model::{SessionId, SlotId};
 use marshal_proxy::model_proxy::{ModelProxy, RateLimitWatch, UsageMeter};
-use marshal_proxy::tool_server::{Socket, ToolCallEvent};
-
-/// The messages of a Channel.
-#[derive(Debug)]
-pub(crate) enum ChannelMsg {
-    /// The child was started, or failed to start.
-    Spawned(Box<Result<Child, SpawnError>>),
-    /// Whole lines from stdout, with the credits for them.
-    Frames {
-        /// The lines, without newlines.
-        batch: Vec<Bytes>,
-        /// Their credits.
-        credit: CreditPermit,
-    },
-    /// Output arrived, but no whole line yet.
-    PartialLine,
-    /// End of stdout; sent after the last line.
-    StreamEnd(StreamEnd),
-    /// End of stderr.
-    StderrEnd,
-    /// A message was written to stdin completely.
-    Written {
-        /// When it was queued.
-        queued: Instant,
-    },
-    /// Writing to the child's stdin failed.
-    StdinFailed(String),
-    /// The process and all its descendants have ended.
-    Ended(Option<ChildExit>),
-    /// A command from the session to the agent.
-    Command(Command),
-    /// Stop the child by the stop ladder.
-    Stop,
-    /// Stop it the same way, because the session is idle.
-    Unload,
-    /// Kill the child and all its descendants now.
-    Kill,
-    /// An update on a client request of the agent.
-    ClientUpdate(Box<ClientUpdate>),
-    /// The socket of the engine tools is bound.
-    ToolSocket(Socket),
-    /// Programs of the agent are new on record.
-    ProgramsRecorded(Vec<Event>),
-    /// A tool call arrived or was abandoned.
-    ToolCallEvent(Box<ToolCallEvent>),
-    /// Connections to hosts outside have ended.
-    Egress(Box<EgressRecord>),
-    /// A deadline may have passed.
-    Tick,
-}
+use marshal_proxy::tool_server::Socket;
 
 /// The arguments of a new Channel.
 pub(crate) struct ChannelArgs {
@@ -115,9 +62,6 @@ pub(crate) struct ChannelArgs {
     /// The setup for client requests; `None` if the pool offers neither client methods nor tools.
     pub(crate) client: Option<ClientSetup>,
 }
-
-/// The address of a Channel.
-pub(crate) type ChannelRef = Address<ChannelMsg>;
 
 /// The Session's handle of its Channel. Dropping it ends the Channel at once, and its child with
 /// it.

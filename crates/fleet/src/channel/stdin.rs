@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 use tokio::sync::Notify;
 
-use super::{ChannelMsg, ChannelRef};
+use crate::messages::{ChannelMsg, ChannelRef};
 use marshal_model::limits::{CLIENT_FILE_BYTES, STDIN_BYTES, STDIN_QUEUE, TERMINAL_BYTES};
 
 /// The longest answer, in bytes: JSON escapes can make a text six times as long; the rest is for

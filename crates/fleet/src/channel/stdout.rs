@@ -11,8 +11,8 @@ use bytes::{Bytes, BytesMut};
 use tokio::net::unix::pipe;
 use tokio::task::AbortHandle;
 
-use super::{ChannelMsg, ChannelRef};
 use crate::credit::Credits;
+use crate::messages::{ChannelMsg, ChannelRef};
 use marshal_model::limits::{CREDIT_FRAMES, READ_BUDGET_BYTES, READ_CHUNK_BYTES};
 use marshal_wire::ndjson::{LineDecoder, LineError};
 

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::client::ClientUpdate;
-use super::{ChannelMsg, ChannelRef};
 use crate::credit::Credits;
+use crate::messages::{ChannelMsg, ChannelRef};
 use marshal_launch::{ExecRequest, RunningCommand, SandboxEntry};
 use marshal_model::limits::{
     KILL_HELPER_GRACE, KILL_LEFTOVERS_TIMEOUT, TERMINAL_BYTES, TERMINAL_CHUNK_BYTES,

@@ -16,9 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::client::{PendingCall, PendingReply};
 use super::files::FileAction;
 use super::state::ChannelState;
-use super::{ChannelMsg, ChannelRef};
 use crate::credit::CreditPermit;
-use crate::session::ChannelEvent;
+use crate::messages::{ChannelEvent, ChannelMsg, ChannelRef};
 use marshal_model::limits::CLIENT_OPEN_BYTES;
 use marshal_model::{
     AgentClaims, ClientError, ClientErrorKind, ClientOutput, ClientRequest, EngineCall,

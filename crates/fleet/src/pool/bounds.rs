@@ -7,7 +7,7 @@ use super::ending::end_unstarted;
 use super::slot::{RetainedSession, Slot};
 use super::state::PoolState;
 use crate::clock::now_us;
-use crate::session::SessionMsg;
+use crate::messages::SessionMsg;
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::Write;
 use marshal_model::{BudgetAction, ExitClass, RunId, SlotState};

@@ -5,10 +5,9 @@
 
 use tokio::time::sleep;
 
-use super::PoolMsg;
 use super::state::PoolState;
 use crate::Stop;
-use crate::session::SessionMsg;
+use crate::messages::{PoolMsg, SessionMsg};
 use marshal_model::INTERRUPTED_BY_STOP;
 
 impl PoolState {

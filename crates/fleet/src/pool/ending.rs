@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::PoolMsg;
 use super::shares::WorkKind;
 use super::slot::RetainedSession;
 use super::state::PoolState;
@@ -11,6 +10,7 @@ use super::task::{self, ActiveTask};
 use crate::channel::ChannelEnd;
 use crate::clock::{self, now_us};
 use crate::fleet_event::{FleetEvent, SlotView, TaskReport};
+use crate::messages::PoolMsg;
 use crate::notification::Notification;
 use crate::session::Attempt;
 use crate::setup::Shared;

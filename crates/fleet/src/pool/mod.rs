@@ -22,7 +22,6 @@ use std::sync::Arc;
 use std::collections::{BTreeSet, VecDeque};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use tokio::sync::oneshot;
 
 pub(crate) use conversations::{ConversationMsg, SlotRequest};
 pub(crate) use operator::OperatorRequest;
@@ -32,122 +31,13 @@ use slot::{RetainedSession, Slot};
 use state::PoolState;
 pub(crate) use task::{ActiveTask, OpenTasks, PriorAttempts, RunSummary, may_be_sent_again};
 
-use super::Stop;
-use super::channel::ChannelEnd;
 use super::clock;
 use super::live_actor::{ActorKind, LiveActor};
-use super::operator::OperatorResult;
-use super::session::{Attempt, IdleSession, SessionRef, StoredSession};
+use super::session::StoredSession;
 use super::setup::{PoolShared, Shared};
 use super::slot_history::SlotHistory;
+use crate::messages::PoolMsg;
 use marshal_dialect::lifecycle::pause::Pause;
-use marshal_dialect::lifecycle::state::SlotEvent;
-use marshal_model::{PermissionRequestId, RunId, SessionId};
-
-/// The messages to a Pool.
-#[derive(Debug)]
-pub(crate) enum PoolMsg {
-    /// Adds tasks, already durable, to the queue.
-    Submit(Vec<ActiveTask>),
-    /// A task that another task may depend on has ended.
-    DependencyEnded,
-    /// A slot's session reports a state change.
-    SlotChanged {
-        /// The slot's index.
-        index: u16,
-        /// The session that reports it; a late message of an earlier session is ignored.
-        session: SessionId,
-        /// The state change.
-        change: SlotEvent,
-        /// The process id, if a process was started.
-        pid: Option<u32>,
-    },
-    /// A session ended its attempt at a task.
-    AttemptEnded(Box<Attempt>),
-    /// A session between tasks lost its child.
-    ChildExited {
-        /// The slot's index.
-        index: u16,
-        /// The session's id.
-        session: SessionId,
-        /// How the child ended.
-        end: Box<ChannelEnd>,
-        /// Whether the session can continue.
-        idle_session: IdleSession,
-    },
-    /// A session between tasks is closed.
-    SessionClosed {
-        /// The slot's index.
-        index: u16,
-        /// The session's id.
-        session: SessionId,
-        /// The stored session, unchanged, if it could not be prepared before its first task.
-        returned_session: Option<StoredSession>,
-    },
-    /// The probe task got an answer, so the provider accepts requests again.
-    ProbeAnswered {
-        /// The probe's session.
-        session: SessionId,
-    },
-    /// An approval that a task may wait for has an answer, or has expired.
-    ApprovalEnded {
-        /// The approval, if it expired.
-        expired: Option<PermissionRequestId>,
-    },
-    /// A pause may have ended.
-    PauseEnded,
-    /// A slot's backoff has ended.
-    BackoffEnded {
-        /// The slot's index.
-        index: u16,
-        /// The backoff's number; a manual restart invalidates an earlier one.
-        round: u64,
-    },
-    /// Stops the slot's child, if one runs, clears its failures and unparks it.
-    Restart {
-        /// The slot's index.
-        index: u16,
-        /// Notified when the old child and all its descendants have ended.
-        done: oneshot::Sender<()>,
-    },
-    /// Starts no new task of a run and cancels its running turns.
-    Cancel(RunId),
-    /// Start nothing any more, and leave what waits to the next start.
-    Drain,
-    /// The time of running turns after a drain is over.
-    DrainEnded,
-    /// Leave what of this run has not begun to a later start.
-    Suspend(RunId),
-    /// A run reached a bound: none of its tasks begins any more.
-    RunLimitReached {
-        /// The run's id.
-        run: RunId,
-        /// The detail of its queued tasks, which end now.
-        why: String,
-        /// Whether its running tasks are cancelled too.
-        cancels: bool,
-    },
-    /// A task ended in a run that limits its concurrent tasks, so another one may begin.
-    JobFreed,
-    /// A session's task has ended, with or without a report.
-    SessionGone {
-        /// The session's address.
-        who: SessionRef,
-        /// The reason, used if the session sent no report.
-        why: &'static str,
-    },
-    /// An order of an operator.
-    Operator {
-        /// The order.
-        order: OperatorRequest,
-        /// Receives the result.
-        done: oneshot::Sender<OperatorResult>,
-    },
-    /// A message of a client for its conversation.
-    Conversation(ConversationMsg),
-    /// Stops every child, then the pool.
-    Stop(Stop),
-}
 
 /// The arguments of a Pool.
 pub(crate) struct PoolArgs {

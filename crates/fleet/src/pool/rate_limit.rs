@@ -1,10 +1,11 @@
 //! Rate limits of the provider: the pool pauses, requeues the task without counting an attempt, and
 //! lets one task probe after the pause.
 
+use super::ActiveTask;
 use super::state::PoolState;
-use super::{ActiveTask, PoolMsg};
 use crate::clock;
 use crate::fleet_event::FleetEvent;
+use crate::messages::PoolMsg;
 use crate::session::{Attempt, RateLimit};
 use marshal_config::show_duration;
 use marshal_dialect::lifecycle::pause::PauseDecision;

@@ -26,9 +26,8 @@ use super::slot::RetainedSession;
 use super::state::PoolState;
 use crate::channel::ChannelEnd;
 use crate::clock::now_us;
-use crate::session::{
-    self, Attempt, IdleSession, SessionArgs, SessionMsg, SessionRef, StoredSession, Work,
-};
+use crate::messages::{SessionMsg, SessionRef};
+use crate::session::{self, Attempt, IdleSession, SessionArgs, StoredSession, Work};
 use marshal_config::RestartKind;
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::Write;

@@ -16,9 +16,12 @@ use tokio::sync::mpsc;
 use crate::budgets::{JobPermit, RunLimits};
 use crate::clock;
 use crate::fleet_event::{FileChange, TaskReport};
+use crate::handle::task_dependencies::TaskDependency;
 use crate::notification::Notification;
-use crate::session::{Attempt, CheckResult, Tally, outcome};
-use crate::task_dependencies::TaskDependency;
+use crate::session::Attempt;
+use crate::session::CheckResult;
+use crate::session::Tally;
+use crate::session::outcome;
 use marshal_model::limits::PRIORITY_STEP;
 use marshal_model::{
     PermissionRequestId, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec, UntrustedText,

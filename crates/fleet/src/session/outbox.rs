@@ -10,12 +10,17 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::{SessionMsg, SessionRef, masking};
-use crate::approvals::{AnswerError, AnswerReceipt, AnswerReply};
+use super::permissions::masking;
 use crate::clock::now_us;
-use crate::commands::{CommandReply, CommandRequest, CommandResult};
 use crate::credit::CreditPermit;
 use crate::fleet_event::FleetEvent;
+use crate::handle::approvals::AnswerError;
+use crate::handle::approvals::AnswerReceipt;
+use crate::handle::approvals::AnswerReply;
+use crate::handle::commands::CommandReply;
+use crate::handle::commands::CommandRequest;
+use crate::handle::commands::CommandResult;
+use crate::messages::{SessionMsg, SessionRef};
 use crate::setting_reply::SettingReply;
 use crate::setup::Shared;
 use marshal_journal::{Commit, CommitResult, Write};

@@ -14,8 +14,8 @@ use super::decide::DecidedRequest;
 use super::engine_tools::person_answer;
 use super::{Effect, Permissions, Surroundings};
 use crate::approval_registry::KnownApproval;
-use crate::approvals::AnswerReply;
 use crate::clock;
+use crate::handle::approvals::AnswerReply;
 use marshal_journal::{ApprovalAnswer, ApprovalChange, ApprovalRow};
 use marshal_model::limits::{APPROVAL_MARGIN, APPROVALS_PER_SESSION, REQUESTS_PER_APPROVAL};
 use marshal_model::{

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::shell_directory::ShellDirectory;
-use crate::session::prepare::PreparedSession;
+use crate::session::workspace::prepare::PreparedSession;
 use crate::setup::PoolShared;
 use marshal_model::Decision;
 use marshal_policy::EvaluationContext;

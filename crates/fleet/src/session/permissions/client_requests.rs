@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use super::approvals::PendingRequest;
 use super::decide;
-use crate::channel::{ChannelMsg, ClientSetup, ClientUpdate};
-use crate::session::masking;
-use crate::session::prepare::PreparedSession;
+use super::masking;
+use crate::channel::{ClientSetup, ClientUpdate};
+use crate::messages::ChannelMsg;
 use crate::session::state::SessionState;
+use crate::session::workspace::prepare::PreparedSession;
 use crate::setup::{PoolShared, Shared};
 use marshal_model::{
     ClientError, ClientErrorKind, ClientRequest, Decision, PermissionRequest, PermissionRequestKey,

@@ -40,14 +40,14 @@ use super::evaluation::{
     DecisionInput, DecisionResult, deny_too_large, evaluate_call, evaluate_request, tool_class,
 };
 use super::evaluation_limits;
+use super::masking;
 use super::policy_snapshot::{self, PolicySnapshot};
 use super::shell_directory::ShellDirectory;
 use super::tool_calls::{OpenRequests, ToolCall};
 use crate::clock;
-use crate::session::budget::apply_spent_budget;
-use crate::session::masking;
-use crate::session::prepare::PreparedSession;
-use crate::session::work::Work;
+use crate::session::lifecycle::work::Work;
+use crate::session::turn::budget::apply_spent_budget;
+use crate::session::workspace::prepare::PreparedSession;
 use crate::setup::PoolShared;
 use marshal_config::ShellCwd;
 use marshal_journal::PolicyEvaluation;

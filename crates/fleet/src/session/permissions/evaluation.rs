@@ -6,10 +6,10 @@
 use serde_json::value::RawValue;
 
 use super::evaluation_limits;
+use super::masking;
 use super::shell_directory::ShellDirectory;
 use crate::clock;
-use crate::session::masking;
-use crate::session::prepare::PreparedSession;
+use crate::session::workspace::prepare::PreparedSession;
 use crate::setup::PoolShared;
 use marshal_config::ShellCwd;
 use marshal_dialect as dialect;

@@ -15,6 +15,7 @@ mod delegation;
 pub(super) mod engine_tools;
 pub(super) mod evaluation;
 mod evaluation_limits;
+pub(super) mod masking;
 mod policy_snapshot;
 mod shell_directory;
 #[cfg(test)]
@@ -35,7 +36,9 @@ use tool_calls::OpenRequests;
 
 use crate::approval_registry::{KnownApproval, RememberedAnswer};
 use crate::approval_rules::ApprovalRules;
-use crate::approvals::{AnswerError, AnswerReceipt, AnswerReply};
+use crate::handle::approvals::AnswerError;
+use crate::handle::approvals::AnswerReceipt;
+use crate::handle::approvals::AnswerReply;
 use crate::setup::PoolShared;
 use marshal_config::ShellCwd;
 use marshal_journal::{ApprovalChange, ApprovalRow, PolicyEvaluation};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::active_policies::{LoadedPolicy, PolicyVersion};
 use crate::clock;
-use crate::session::work::Work;
+use crate::session::lifecycle::work::Work;
 use crate::setup::PoolShared;
 use marshal_model::limits::RULES_COUNTED;
 use marshal_policy::{EvaluationContext, Policy, TimeOfDay};

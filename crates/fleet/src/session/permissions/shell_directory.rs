@@ -8,7 +8,7 @@
 //! No rule then allows what depends on it. Must not know the text of requests: the policy says what
 //! moves the shell.
 
-use crate::session::prepare::PreparedSession;
+use crate::session::workspace::prepare::PreparedSession;
 use marshal_config::ShellCwd;
 use marshal_model::Decision;
 use marshal_model::limits::POLICY_CWDS;

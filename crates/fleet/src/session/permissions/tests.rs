@@ -14,7 +14,9 @@ use super::shell_directory::ShellDirectory;
 use super::{Effect, PermissionSettings, Permissions, Surroundings};
 use crate::approval_registry::{KnownApproval, RememberedAnswer};
 use crate::approval_rules::ApprovalRules;
-use crate::approvals::{AnswerError, AnswerReceipt, AnswerReply};
+use crate::handle::approvals::AnswerError;
+use crate::handle::approvals::AnswerReceipt;
+use crate::handle::approvals::AnswerReply;
 use marshal_config::{Approver, ShellCwd};
 use marshal_journal::{ApprovalAnswer, ApprovalChange, PolicyEvaluation};
 use marshal_model::{

@@ -1,0 +1,78 @@
+//! A child's environment: fixed variables, those that the configuration passes on or sets, and base
+//! URLs of routes.
+//!
+//! Must not know how a child is started.
+
+use std::collections::BTreeMap;
+
+use crate::setup::Shared;
+use marshal_config::{HOME_OF_CHILD, Launcher, Pool, WorkspaceMode, fill_routes};
+
+/// A child's PATH; the configuration may add to it.
+pub(crate) const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// The child's whole environment. `home` and `workspace` are paths as the child sees them.
+pub(crate) fn environment(
+    shared: &Shared,
+    pool: &Pool,
+    home: &str,
+    workspace: &str,
+) -> Vec<(String, String)> {
+    let config = &pool.env;
+    let mut path = String::new();
+    for directory in &config.path_add {
+        let directory = directory.to_string_lossy();
+        match directory.strip_prefix(HOME_OF_CHILD) {
+            Some(below) => path.extend([home, below]),
+            None => path.push_str(&directory),
+        }
+        path.push(':');
+    }
+    match (pool.launcher, shared.environment.get("PATH")) {
+        (Launcher::None, Some(own)) => path.push_str(own),
+        _ => path.push_str(PATH_INSIDE),
+    }
+    let fixed = [
+        ("HOME", home.to_owned()),
+        ("PATH", path),
+        ("USER", "agent".to_owned()),
+        ("LOGNAME", "agent".to_owned()),
+        ("SHELL", "/bin/sh".to_owned()),
+        // Inside, the workspace belongs to the agent or appears to; git must trust it.
+        ("GIT_CONFIG_COUNT", "2".to_owned()),
+        ("GIT_CONFIG_KEY_0", "safe.directory".to_owned()),
+        ("GIT_CONFIG_VALUE_0", workspace.to_owned()),
+        // A directory that only looks like a bare repository may have come with the workspace: git
+        // must not use it.
+        ("GIT_CONFIG_KEY_1", "safe.bareRepository".to_owned()),
+        ("GIT_CONFIG_VALUE_1", "explicit".to_owned()),
+    ];
+    let mut env: BTreeMap<String, String> = fixed
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    if pool.workspace.mode == WorkspaceMode::Overlay {
+        // Read-only commands such as `git status` must not write: a changed index would be a change
+        // in `.git`, which is never applied.
+        env.insert("GIT_OPTIONAL_LOCKS".to_owned(), "0".to_owned());
+    }
+    let proxy = pool.proxy_variables().into_iter();
+    env.extend(proxy.map(|(name, value)| (name.to_owned(), value)));
+    let caches = pool.cache_variables();
+    env.extend(caches.map(|(name, value)| (name.to_owned(), value)));
+    for name in &config.pass {
+        if let Some(value) = shared.environment.get(name) {
+            env.insert(name.clone(), value.clone());
+        }
+    }
+    env.extend(config.set.iter().map(|(name, value)| {
+        let value = fill_routes(value, &pool.routes);
+        (name.clone(), value)
+    }));
+    // Secrets were read at startup: a fleet with an unreadable secret does not start.
+    env.extend(config.secrets.iter().filter_map(|(name, secret)| {
+        let value = secret.expose()?;
+        Some((name.clone(), value.as_ref().to_owned()))
+    }));
+    env.into_iter().collect()
+}

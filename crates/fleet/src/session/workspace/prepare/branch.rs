@@ -1,0 +1,350 @@
+//! The clone of a session (`mode = "worktree"`): how it is made, its mounts, and how its branch
+//! comes back as a bundle.
+//!
+//! Every git step runs in a sandbox with the slot's uid and without network. The source is always
+//! mounted read-only. Must not know how a task ends.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+
+use super::HOME_INSIDE;
+use super::PrepareError;
+use super::PrepareRequest;
+use super::PreparedSession;
+use super::SessionDirs;
+use super::WORKSPACE_INSIDE;
+use super::blocking;
+use super::host_tree;
+use super::owner;
+use super::session_tree::GitSandbox;
+use super::session_tree::git_plan;
+use crate::session::workspace::git_listing;
+use crate::setup::{PoolShared, Shared};
+use marshal_launch::{LaunchPlan, ProgramOutput, RunError, SpawnError};
+use marshal_model::limits::{BUNDLE_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT};
+use marshal_model::{ExitStatus, SessionId, SlotId, untrusted};
+use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMIT, SourceHead};
+use marshal_sandbox::workspace::branch::{
+    self, BranchError, CloneRecord, OBJECTS_INSIDE, SOURCE_INSIDE,
+};
+use marshal_sandbox::workspace::copy;
+use marshal_sandbox::workspace::file_list::GitCommand;
+use marshal_sandbox::workspace::{Masks, Owner};
+use marshal_sandbox::{ExtraMounts, Tree};
+
+/// Clones the source's HEAD for the session.
+pub(crate) async fn make_clone(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: &PrepareRequest,
+    source: &Path,
+    space: &SessionDirs,
+    owner: Option<Owner>,
+) -> Result<PathBuf, PrepareError> {
+    let bad = |error: BranchError| PrepareError::Branch {
+        path: source.to_owned(),
+        source: error,
+    };
+    let permit = git_listing::acquire_permit(&shared.copying, &order.cancelled).await?;
+    let repository = {
+        let source = source.to_owned();
+        blocking(&shared.ambient, move || branch::check_repository(&source)).await?
+    };
+    let repository = repository.map_err(bad)?;
+    let beside = ExtraMounts {
+        trees: vec![
+            (host_tree(&repository, false)?, SOURCE_INSIDE.to_owned()),
+            (objects(&repository)?, OBJECTS_INSIDE.to_owned()),
+        ],
+        ..ExtraMounts::none()
+    };
+    let step = Step {
+        shared,
+        pool,
+        space,
+        source,
+    };
+    let GitCommand { argv, env } = git::inspect_source();
+    let git_sandbox = GitSandbox {
+        beside: beside.clone(),
+        ..GitSandbox::read_only(env)
+    };
+    let output = step
+        .run(source, argv, git_sandbox, git::INSPECT_BYTES)
+        .await?;
+    let source_head = SourceHead::parse(&output.stdout, output.is_truncated).map_err(bad)?;
+    if source_head.is_dirty {
+        let warned = &pool.warned_uncommitted;
+        let warned = &mut *warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.replace(source_head.head.clone()).as_ref() != Some(&source_head.head) {
+            let workspace = source.display();
+            tracing::warn!(%workspace, "the workspace has uncommitted changes: they are not in the sessions' clones");
+        }
+    }
+    let record = CloneRecord {
+        v: 1,
+        source: source.to_owned(),
+        base: source_head.head,
+    };
+    let (part, place) = {
+        let (shared, session) = (Arc::clone(shared), order.session.clone());
+        blocking(&shared.ambient.clone(), move || {
+            branch::create_scratch(shared.state.copies(), session.as_str(), owner)
+        })
+        .await?
+        .map_err(|error| bad(error.into()))?
+    };
+    let GitCommand { argv, env } = git::clone(
+        &record.base,
+        &branch::branch_name(&order.session),
+        &hidden_paths(pool)?,
+    );
+    let git_sandbox = GitSandbox {
+        beside,
+        writable: true,
+        ..GitSandbox::read_only(env)
+    };
+    let cloned = step.run(&place, argv, git_sandbox, GIT_OUTPUT_BYTES).await;
+    let (to, session) = (Arc::clone(shared), order.session.clone());
+    let done = blocking(&shared.ambient, move || {
+        let done = cloned.and_then(|_| {
+            branch::publish_clone(&to.state, &session, &part, &record).map_err(|error| {
+                PrepareError::Branch {
+                    path: record.source.clone(),
+                    source: error,
+                }
+            })
+        });
+        if done.is_err() {
+            branch::remove_scratch(to.state.copies(), &part);
+        }
+        done
+    })
+    .await?;
+    drop(permit);
+    done
+}
+
+/// What the mask hides, for git.
+fn hidden_paths(pool: &PoolShared) -> Result<Vec<String>, PrepareError> {
+    Ok(Masks::to_pathspecs(&pool.config.workspace.mask)?)
+}
+
+/// Reads the record of the session's clone, and mounts the objects that it borrows.
+pub(crate) async fn attach(
+    shared: &Arc<Shared>,
+    session: &SessionId,
+    space: &mut SessionDirs,
+) -> Result<(), PrepareError> {
+    let (of, named) = (Arc::clone(shared), session.clone());
+    let path = space.workspace.clone();
+    let attached = blocking(&shared.ambient, move || {
+        let record = branch::read_record(of.state.copies(), &named)
+            .map_err(|source| PrepareError::Branch { path, source })?;
+        let repository =
+            branch::check_repository(&record.source).map_err(|source| PrepareError::Branch {
+                path: record.source.clone(),
+                source,
+            })?;
+        Ok::<_, PrepareError>((objects(&repository)?, record))
+    });
+    let (objects, record) = attached.await??;
+    space.beside.trees = vec![(objects, OBJECTS_INSIDE.to_owned())];
+    space.branch = Some(record);
+    Ok(())
+}
+
+fn objects(repository: &Path) -> Result<Tree, PrepareError> {
+    host_tree(&repository.join("objects"), false)
+}
+
+/// The common inputs of all git steps.
+struct Step<'s> {
+    shared: &'s Shared,
+    pool: &'s PoolShared,
+    space: &'s SessionDirs,
+    /// The path that error messages name.
+    source: &'s Path,
+}
+
+impl Step<'_> {
+    /// Runs one git script, with `at` as its workspace.
+    async fn run(
+        &self,
+        at: &Path,
+        argv: Vec<String>,
+        git: GitSandbox,
+        cap: usize,
+    ) -> Result<ProgramOutput, PrepareError> {
+        let inside = WORKSPACE_INSIDE.to_owned();
+        let plan = git_plan(self.shared, self.pool, self.space, at, inside, argv, git)?;
+        run(self.shared, plan, self.source, cap).await
+    }
+}
+
+async fn run(
+    shared: &Shared,
+    mut plan: LaunchPlan,
+    source: &Path,
+    cap: usize,
+) -> Result<ProgramOutput, PrepareError> {
+    plan.limits.fsize = BUNDLE_BYTES;
+    let bad = |why: String| PrepareError::Cloned {
+        path: source.to_owned(),
+        why,
+    };
+    let finished = match shared.host.run_to_end(plan, GIT_TREE_TIMEOUT, cap).await {
+        Ok(finished) => finished,
+        Err(RunError::Spawn(SpawnError::Exec(failure))) => return Err(bad(failure.to_string())),
+        Err(RunError::TimedOut { after, .. }) => {
+            return Err(bad(format!("it was stopped after {} s", after.as_secs())));
+        }
+        Err(error) => return Err(PrepareError::GitSandbox(error)),
+    };
+    match finished.status {
+        ExitStatus::Code(0) => Ok(finished),
+        ExitStatus::Code(EXIT_NO_COMMIT) => Err(PrepareError::Branch {
+            path: source.to_owned(),
+            source: BranchError::NoCommit,
+        }),
+        status => {
+            let stderr = String::from_utf8_lossy(&finished.stderr).into_owned();
+            Err(bad(format!(
+                "{status}: {}",
+                untrusted::escape_for_display(stderr.trim(), 300)
+            )))
+        }
+    }
+}
+
+/// The result of returning a session's branch.
+#[derive(Debug, Default)]
+pub(crate) struct ReturnedBranch {
+    /// The bundle on the host; `None` if there is nothing in it.
+    pub(crate) bundle: Option<PathBuf>,
+    /// A remark for the result.
+    pub(crate) remark: Option<String>,
+}
+
+/// Brings a session's branch back, if it has one. Uncommitted changes of the agent become its last
+/// commit.
+pub(crate) fn return_branch(
+    prepared: Option<&PreparedSession>,
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+) -> Option<impl Future<Output = ReturnedBranch> + Send + use<>> {
+    let prepared = prepared?;
+    let record = prepared.dirs.branch.clone()?;
+    let (space, session) = (Arc::clone(&prepared.dirs), prepared.session.clone());
+    let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
+    Some(async move {
+        match bundle(&shared, &pool, &space, &session, &record).await {
+            Ok(returned) => returned,
+            Err(error) => {
+                tracing::warn!(%session, %error, "the session's branch could not be bundled");
+                let clone = space.workspace.display();
+                ReturnedBranch {
+                    bundle: None,
+                    remark: Some(format!(
+                        "its branch could not be bundled ({error}); its clone is at {clone}"
+                    )),
+                }
+            }
+        }
+    })
+}
+
+/// Makes the branch of a session that an earlier start of the supervisor left without one. Nothing works
+/// in its clone any more.
+pub(crate) async fn recover_branch(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    slot: SlotId,
+    session: &SessionId,
+) -> Result<Option<PathBuf>, PrepareError> {
+    let clone = copy::path(&shared.state, session);
+    let mut space = SessionDirs {
+        slot,
+        overlay: None,
+        home: clone.clone(),
+        workspace: clone,
+        is_copy: true,
+        workspace_inside: WORKSPACE_INSIDE.to_owned(),
+        home_inside: HOME_INSIDE.to_owned(),
+        directory: String::new(),
+        beside: ExtraMounts::none(),
+        written: Vec::new(),
+        branch: None,
+        protection: None,
+    };
+    attach(shared, session, &mut space).await?;
+    let Some(record) = space.branch.clone() else {
+        return Ok(None);
+    };
+    let returned = bundle(shared, pool, &space, session, &record).await?;
+    Ok(returned.bundle)
+}
+
+async fn bundle(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    space: &SessionDirs,
+    session: &SessionId,
+    record: &CloneRecord,
+) -> Result<ReturnedBranch, PrepareError> {
+    let bad = |error: BranchError| PrepareError::Branch {
+        path: space.workspace.clone(),
+        source: error,
+    };
+    let owner = owner(shared, pool, &space.slot);
+    let (of, what) = (Arc::clone(shared), format!("{session},out"));
+    let scratch = blocking(&shared.ambient, move || {
+        branch::create_scratch(of.state.copies(), &what, owner)
+    });
+    let (part, home) = scratch.await?.map_err(|error| bad(error.into()))?;
+    let GitCommand { argv, env } = git::bundle(
+        &record.base,
+        &branch::branch_name(session),
+        &hidden_paths(pool)?,
+    );
+    let git_sandbox = GitSandbox {
+        home: Some(home),
+        beside: space.beside.clone(),
+        ..GitSandbox::read_only(env)
+    };
+    let step = Step {
+        shared,
+        pool,
+        space,
+        source: &space.workspace,
+    };
+    let output = step
+        .run(&space.workspace, argv, git_sandbox, GIT_OUTPUT_BYTES)
+        .await;
+    let (of, named, base) = (Arc::clone(shared), session.clone(), record.base.clone());
+    let place = space.workspace.clone();
+    let returned = blocking(&shared.ambient, move || {
+        let bad = |source: BranchError| PrepareError::Branch {
+            path: place.clone(),
+            source,
+        };
+        let returned =
+            output.and_then(
+                |output| match BundleOutcome::parse(&output.stdout).map_err(bad)? {
+                    BundleOutcome::Nothing => Ok(ReturnedBranch::default()),
+                    BundleOutcome::Made { is_partial } => Ok(ReturnedBranch {
+                        bundle: Some(
+                            branch::store_bundle(&of.state, &named, &part, &base).map_err(bad)?,
+                        ),
+                        remark: is_partial.then(|| {
+                            "some changed files could not be read and are missing from its branch"
+                                .to_owned()
+                        }),
+                    }),
+                },
+            );
+        branch::remove_scratch(of.state.copies(), &part);
+        returned
+    });
+    returned.await?
+}

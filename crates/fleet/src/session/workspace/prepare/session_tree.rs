@@ -1,0 +1,254 @@
+//! A session's own tree, as a copy or clone, and the visible part of a workspace.
+//!
+//! Git runs in a sandbox of its own, without network and without anything of the agent's. Its
+//! output is untrusted. Must not know what becomes of the tree.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::HasCopy;
+use super::PrepareError;
+use super::PrepareRequest;
+use super::SandboxUse;
+use super::SessionDirs;
+use super::WORKSPACE_INSIDE;
+use super::blocking;
+use super::branch;
+use super::launch_plan;
+use crate::session::workspace::git_listing;
+use crate::session::workspace::protection;
+use crate::setup::{PoolShared, Shared};
+use marshal_config::{Launcher, WorkspaceMode};
+use marshal_launch::LaunchPlan;
+use marshal_model::SessionId;
+use marshal_sandbox::ExtraMounts;
+use marshal_sandbox::workspace::file_list::GitCommand;
+use marshal_sandbox::workspace::{
+    GitDir, Listing, MaskError, Masks, Owner, Root, WorkspaceView, copy, file_list, slice,
+};
+
+/// The sandbox of a git command.
+pub(crate) struct GitSandbox {
+    /// Its whole environment, PATH excluded.
+    pub(crate) env: Vec<(String, String)>,
+    /// Whether the workspace is writable.
+    pub(crate) writable: bool,
+    /// The directory that is its home; `None`: one in memory.
+    pub(crate) home: Option<PathBuf>,
+    /// Further mounts.
+    pub(crate) beside: ExtraMounts,
+}
+
+impl GitSandbox {
+    /// A sandbox in which only memory can be written.
+    pub(crate) fn read_only(env: Vec<(String, String)>) -> Self {
+        Self {
+            env,
+            writable: false,
+            home: None,
+            beside: ExtraMounts::none(),
+        }
+    }
+}
+
+/// Provides the session's tree, new or from before, and determines its mounts.
+pub(crate) async fn prepare_tree(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: &PrepareRequest,
+    source: &Path,
+    space: &mut SessionDirs,
+    owner: Option<Owner>,
+) -> Result<(), PrepareError> {
+    if pool.config.workspace.mode.is_per_session() {
+        let place = copy::path(&shared.state, &order.session);
+        let is_there = place.symlink_metadata().is_ok();
+        if order.copy == HasCopy::Yes && !is_there {
+            return Err(PrepareError::CopyGone(place));
+        }
+        space.workspace = if is_there && order.copy != HasCopy::No {
+            place
+        } else {
+            make_tree(shared, pool, order, source, space, owner).await?
+        };
+    }
+    find_masked_paths(shared, pool, &order.session, space).await
+}
+
+/// Makes the session's own tree: a copy of the source, or a clone.
+async fn make_tree(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: &PrepareRequest,
+    source: &Path,
+    space: &SessionDirs,
+    owner: Option<Owner>,
+) -> Result<PathBuf, PrepareError> {
+    if pool.config.workspace.mode == WorkspaceMode::Worktree {
+        return branch::make_clone(shared, pool, order, source, space, owner).await;
+    }
+    let unreadable = |error| PrepareError::Workspace {
+        path: source.to_owned(),
+        source: error,
+    };
+    let masks = Masks::new(&pool.config.workspace.mask)?;
+    let root = Root::open_resolved(source).map_err(unreadable)?;
+    let git_files = match file_list::git_dir(&root).map_err(unreadable)? {
+        GitDir::Dir => {
+            let plan = list_plan(shared, pool, source, space)?;
+            git_listing::git_list(shared, plan, source, &order.cancelled).await?
+        }
+        _ => None,
+    };
+    let listing = match git_files {
+        Some(mut files) => {
+            files.leave_out(|path| masks.hides_in(&root, path));
+            Listing::Git(files)
+        }
+        None => Listing::Except(masks),
+    };
+    let ambient = &shared.ambient;
+    let permit = git_listing::acquire_permit(&shared.copying, &order.cancelled).await?;
+    let made = {
+        let (shared, session) = (Arc::clone(shared), order.session.clone());
+        let bounds = copy::CopyBounds::default();
+        blocking(ambient, move || {
+            copy::create(&shared.state, &session, &root, &listing, owner, bounds)
+        })
+        .await?
+    };
+    drop(permit);
+    let copied = made.map_err(|error| PrepareError::Copy {
+        path: source.to_owned(),
+        source: error,
+    })?;
+    Ok(copied.path)
+}
+
+/// The plan that lists files by git, on a read-only mount of the workspace.
+fn list_plan(
+    shared: &Shared,
+    pool: &PoolShared,
+    source: &Path,
+    space: &SessionDirs,
+) -> Result<LaunchPlan, PrepareError> {
+    let inside = match pool.config.launcher {
+        Launcher::Unshare | Launcher::Pty | Launcher::Bwrap | Launcher::Container => {
+            WORKSPACE_INSIDE.to_owned()
+        }
+        Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
+    };
+    let GitCommand { argv, env } = file_list::ls_files(&inside);
+    git_plan(
+        shared,
+        pool,
+        space,
+        source,
+        inside,
+        argv,
+        GitSandbox::read_only(env),
+    )
+}
+
+/// A plan for git in a sandbox of its own, with `tree` as its workspace.
+pub(crate) fn git_plan(
+    shared: &Shared,
+    pool: &PoolShared,
+    space: &SessionDirs,
+    tree: &Path,
+    inside: String,
+    argv: Vec<String>,
+    git: GitSandbox,
+) -> Result<LaunchPlan, PrepareError> {
+    let space = SessionDirs {
+        workspace: tree.to_owned(),
+        workspace_inside: inside,
+        directory: String::new(),
+        ..space.clone()
+    };
+    launch_plan(
+        shared,
+        pool,
+        &space,
+        argv,
+        (&SandboxUse::Git(Box::new(git)), None),
+    )
+}
+
+/// Determines the further mounts and masked paths of the workspace.
+async fn find_masked_paths(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    session: &SessionId,
+    space: &mut SessionDirs,
+) -> Result<(), PrepareError> {
+    let workspace = &pool.config.workspace;
+    let view = match workspace.mode {
+        WorkspaceMode::Copy => return Ok(()),
+        WorkspaceMode::Worktree => return branch::attach(shared, session, space).await,
+        WorkspaceMode::Ro => WorkspaceView::ReadOnly,
+        WorkspaceMode::Rw => WorkspaceView::Writable,
+        WorkspaceMode::Overlay => WorkspaceView::Layered,
+    };
+    let is_nothing_hidden = workspace.mask.is_empty() && workspace.slice.is_empty();
+    let has_sandbox = pool.config.launcher.has_sandbox();
+    if (is_nothing_hidden || !has_sandbox) && view != WorkspaceView::Writable {
+        return Ok(());
+    }
+    let masks = Masks::new(&workspace.mask)?;
+    let (path, parts) = (space.workspace.clone(), workspace.slice.clone());
+    let for_search = (Arc::clone(shared), Arc::clone(pool), session.clone());
+    let found = blocking(&shared.ambient, move || {
+        let root = Root::open_resolved(&path).map_err(|source| PrepareError::Workspace {
+            path: path.clone(),
+            source,
+        })?;
+        let (shared, pool, session) = for_search;
+        let protected = protection::begin(&shared, &pool, &session, &root)?;
+        let (protection, protected) = protected.unzip();
+        if !has_sandbox {
+            return Ok((protection, ExtraMounts::none()));
+        }
+        let covers = masks.find(&root, &parts, view)?;
+        let is_seen = parts.is_empty() || parts.iter().any(|part| part == ".git");
+        let replaced = if is_seen {
+            masks.find_replaced(&root).map_err(MaskError::from)?
+        } else {
+            Vec::new()
+        };
+        if covers.sockets > 0 {
+            tracing::warn!(workspace = %path.display(), sockets = covers.sockets, "sockets of the workspace are hidden");
+        }
+        let (covers, read_only) = covers.with_protected(protected.unwrap_or_default());
+        let mounts = ExtraMounts {
+            slice: slice::open(&root, &parts)?,
+            hidden: covers.hidden,
+            pinned: covers.pinned,
+            read_only,
+            replaced,
+            ..ExtraMounts::none()
+        };
+        Ok::<_, PrepareError>((protection, mounts))
+    });
+    (space.protection, space.beside) = found.await??;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use marshal_config::DEFAULT_MASK;
+
+    /// The secrets of the built-in policies that may be anywhere.
+    const SECRETS: &str = include_str!("../../../../policy/src/builtin/secrets.toml");
+
+    #[test]
+    fn what_is_hidden_is_what_the_policies_call_secrets() {
+        let secrets = SECRETS.split_once("secrets = [").expect("secrets").1;
+        let secrets = secrets.split_once(']').expect("an end").0;
+        let names: Vec<&str> = secrets
+            .split('"')
+            .filter(|text| text.trim_start_matches('!').starts_with("**/"))
+            .collect();
+        assert_eq!(names, DEFAULT_MASK);
+    }
+}
