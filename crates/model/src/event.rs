@@ -1,6 +1,6 @@
 //! The events of a session, for all code from the dialect to the journal.
 //!
-//! A new kind of event also touches `fleet/session/masking.rs` and `cli/event_text.rs`.
+//! A new kind of event also touches `fleet/session/permissions/masking.rs` and `cli/event_text.rs`.
 
 use std::borrow::Cow;
 use std::ops::Not;

@@ -4,7 +4,7 @@
 //! Owns the rules' conditions on the context. Reads no clock: the time is passed in. An unknown
 //! value counts against a rule that allows, and for one that asks or denies.
 //!
-//! The session's side is in `fleet/session/policy_snapshot.rs`. Tests:
+//! The session's side is in `fleet/session/permissions/policy_snapshot.rs`. Tests:
 //! `tests/quick/policy/conditions.rs`.
 
 use std::collections::BTreeMap;

@@ -12,7 +12,7 @@
 //!
 //! The budgets of policies are pure (`policy/budget.rs`). The spend is in rows of
 //! `journal/spend.rs`. Routes check the spend tracker before they forward a request
-//! (`proxy/model_proxy/usage_meter.rs`). `session/budget.rs` and `pool/bounds.rs` carry out what follows.
+//! (`proxy/model_proxy/usage_meter.rs`). `session/turn/budget.rs` and `pool/bounds.rs` carry out what follows.
 
 mod day;
 mod run;

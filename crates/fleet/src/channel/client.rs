@@ -7,7 +7,7 @@
 //! know rules, nor the protocol's messages.
 //!
 //! The path of a request: `dialect/acp/client.rs` accepts it if the pool offers the method. The
-//! session evaluates it (`session/client.rs`, `policy/client.rs`). When the verdict is durable, the
+//! session evaluates it (`session/permissions/client_requests.rs`, `policy/client.rs`). When the verdict is durable, the
 //! work enters the sandbox through `launch/sandbox_entry.rs`. A reply waits until the queue of the
 //! child's stdin has room for a long one. Methods on an existing terminal need no verdict.
 

@@ -4,7 +4,7 @@
 //! reply is dropped.
 //!
 //! The path of a command: `engine/api/v1/sessions.rs` or `cli/daemon_commands.rs`, then this file,
-//! then the pool (`pool/operator.rs`), then the session (`session/commands.rs`), which journals
+//! then the pool (`pool/operator.rs`), then the session (`session/turn/commands.rs`), which journals
 //! `command_sent`. When that is durable the dialect writes it, or refuses. The dialect reports the
 //! result, an error, or that `timeouts.control` has expired (`dialect/slash.rs`; loaf's requests
 //! have their timeout in `dialect/loaf/keepalive.rs`). The caller gets the reply when it is

@@ -9,7 +9,7 @@
 //! - When its child ends, by `restart` or after `timeouts.idle`, it is idle without one. The next task
 //!   loads it in a new child; with `permanent` a child is started at once.
 //! - When two children in a row ended before they had loaded it, or the agent cannot load it, it ends
-//!   (`session/next_task.rs`). The next task begins a new session.
+//!   (`session/lifecycle/next_task.rs`). The next task begins a new session.
 //! - Under `marshal run` it ends with the run.
 //! - When the daemon stops or is killed, it is left. `fleet/resume_sessions.rs` gives it to its slot at
 //!   the next start, and its stream continues at its durable end.
