@@ -3,9 +3,7 @@
 //! Must not know terminals. Everything here is safe to show.
 
 use super::environment::REDACTED;
-use super::types::{
-    Config, Guard, Launcher, Network, OnCrash, PermissionCoverage, Pool, SecretSource, Ssh,
-};
+use super::types::{Config, Guard, Network, OnCrash, PermissionCoverage, Pool, SecretSource, Ssh};
 use super::units::{show_duration, show_size};
 use marshal_model::limits::EGRESS_PORT;
 use marshal_model::untrusted;
@@ -65,10 +63,11 @@ impl Pool {
     #[must_use]
     pub fn sandbox_gaps(&self) -> Vec<String> {
         let mut gaps = Vec::new();
-        if self.launcher == Launcher::None {
+        if self.launcher.is_unsandboxed() {
             gaps.push("launcher none: no sandbox".to_owned());
         }
-        gaps.extend(self.launcher_gap());
+        let lacks = self.launcher.sandbox_gap();
+        gaps.extend(lacks.map(|lacks| format!("launcher {}: {lacks}", self.launcher)));
         if let Some(ssh) = &self.ssh {
             gaps.push("launcher ssh: unsandboxed here".to_owned());
             if ssh.sandbox.is_none() {
@@ -81,7 +80,7 @@ impl Pool {
         }
         match self.network {
             Network::None => {}
-            Network::Host if self.launcher == Launcher::Ssh => {}
+            Network::Host if self.launcher.is_remote() => {}
             Network::Host => {
                 gaps.push("network host: reaches whatever this host reaches".to_owned());
             }
@@ -119,18 +118,6 @@ impl Pool {
         gaps
     }
 
-    /// What the sandbox of another program lacks compared with marshal's own.
-    fn launcher_gap(&self) -> Option<String> {
-        let lacks = match self.launcher {
-            Launcher::Bwrap => "its /proc shows this host's public information",
-            Launcher::Container => {
-                "its /proc shows this host's public information, and the engine runs without a sandbox"
-            }
-            Launcher::Unshare | Launcher::Pty | Launcher::None | Launcher::Ssh => return None,
-        };
-        Some(format!("launcher {}: {lacks}", self.launcher))
-    }
-
     fn describe(&self, config: &Config) -> Vec<String> {
         let command = untrusted::escape_for_display(&self.command.join(" "), WIDTH);
         let sandbox = match (self.launcher, config.sandboxes.get(&self.sandbox)) {
@@ -146,7 +133,7 @@ impl Pool {
                 show_size(profile.home_bytes),
                 show_size(profile.tmp_bytes)
             ),
-            (Launcher::Ssh, _) => self
+            (launcher, _) if launcher.is_remote() => self
                 .ssh
                 .as_ref()
                 .map_or_else(String::new, |ssh| describe_remote(ssh)),
@@ -177,8 +164,12 @@ impl Pool {
             OnCrash::Retry => "a crashed task is sent again, once",
         };
         let guard = match (self.launcher, self.guard) {
-            (Launcher::None, Guard::PolicyAndSandbox) => "policy (there is no sandbox)",
-            (Launcher::Ssh, Guard::PolicyAndSandbox) => "policy (there is no sandbox here)",
+            (launcher, Guard::PolicyAndSandbox) if launcher.is_unsandboxed() => {
+                "policy (there is no sandbox)"
+            }
+            (launcher, Guard::PolicyAndSandbox) if launcher.is_remote() => {
+                "policy (there is no sandbox here)"
+            }
             (_, guard) => guard.as_str(),
         };
         let gaps = match &self.sandbox_gaps()[..] {
@@ -255,7 +246,7 @@ pub(super) fn collect_notes(config: &Config) -> Vec<String> {
                 "pool {name}: env.set.{variable} is {REDACTED}, the placeholder for a secret that was not shown"
             ));
         }
-        if pool.launcher == Launcher::None {
+        if pool.launcher.is_unsandboxed() {
             notes.push(format!(
                 "pool {name}: with launcher \"none\" a stop and a kill -9 of the supervisor end all of a child's processes, unless the agent killed the process of marshal that watches over it"
             ));

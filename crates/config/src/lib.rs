@@ -550,7 +550,7 @@ fn check_outside_workspaces(
             root.diagnostics
                 .report(&draft.workspace_place, message, help);
         }
-        let is_rw = workspace.mode == WorkspaceMode::Rw && pool.launcher != Launcher::None;
+        let is_rw = workspace.mode == WorkspaceMode::Rw && !pool.launcher.is_unsandboxed();
         let written = |path: &Path| {
             is_rw && path.starts_with(&workspace.path)
                 || driven.is_some_and(|dir| path.starts_with(dir))

@@ -231,7 +231,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         image: container::read_image(&section),
         sandbox: read_sandbox_profile(&section, launcher, context),
         egress,
-        network: value_or(network, default_network(launcher)),
+        network: value_or(network, launcher.default_network()),
         routes: read_routes(&section, context),
         rate_limit: timing::read_rate_limit(&section.section("rate_limit")),
         policy: read_policy(&section, context),
@@ -341,14 +341,6 @@ fn acp_settings(agent: &Agent, draft: &AcpSettings) -> Arc<AcpSettings> {
     })
 }
 
-/// The default network of a pool.
-const fn default_network(launcher: Launcher) -> Network {
-    match launcher {
-        Launcher::Unshare | Launcher::Pty | Launcher::Bwrap | Launcher::Container => Network::None,
-        Launcher::None | Launcher::Ssh => Network::Host,
-    }
-}
-
 /// The client methods that an agent may use, and the places of the keys.
 fn read_client_methods(section: &Section<'_>) -> (ClientFs, bool, [Option<Place>; 2]) {
     let files = section.keyword("client_fs", &[]);
@@ -431,11 +423,11 @@ fn read_sandbox_profile(
     let Some(found) = item.text_like(sandbox::NAME_PATTERN) else {
         return standard;
     };
-    if launcher == Launcher::Ssh {
+    if launcher.is_remote() {
         ssh::refuse_profile(section.diagnostics, &found);
         return standard;
     }
-    if launcher == Launcher::None {
+    if launcher.is_unsandboxed() {
         let message = "with launcher = \"none\" there is no sandbox: remove this key";
         section.diagnostics.report(&found.place, message, None);
         return standard;

@@ -187,9 +187,8 @@ pub(super) fn with_preset(pool: Section<'_>) -> (Section<'_>, Option<&'static Pr
     };
     let launcher = pool.get("launcher");
     let launcher = launcher.and_then(|item| string_value(item.value()));
-    let is_with = |launcher_word: &str| launcher.as_deref() == Some(launcher_word);
-    let is_elsewhere =
-        is_with(Launcher::Ssh.as_str()) || (is_with(Launcher::Container.as_str()) && !is_routed);
+    let launcher = launcher.as_deref().and_then(Launcher::parse);
+    let is_elsewhere = launcher.is_some_and(|of| of.is_remote() || (of.uses_image() && !is_routed));
     let table = if is_elsewhere {
         &preset.remote_table
     } else if is_routed {

@@ -11,7 +11,7 @@ use super::pool::{PoolDraft, TRUST_HELP};
 use super::role::RegisteredWorkspace;
 use super::table::{Place, Section};
 use super::trusted::writable_dirs;
-use super::types::{DialectName, Launcher, Pool};
+use super::types::{DialectName, Pool};
 use marshal_wire::skillpilot::marker::{MarkerTemplate, PayloadTemplate, ToolKind};
 use marshal_wire::skillpilot::{CancelPolicy, TIMEOUT_MAX_S, TIMEOUT_S};
 
@@ -169,7 +169,7 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, discovered_d
             .map_or_else(|| section.place.clone(), |item| item.place)
     };
     let is_skillpilot = pool.dialect == DialectName::Skillpilot;
-    if pool.launcher == Launcher::Pty && !is_skillpilot {
+    if pool.launcher.runs_runner() && !is_skillpilot {
         let message = "launcher = \"pty\" needs dialect = \"skillpilot\": a tool at a terminal speaks no protocol of its own";
         let help = Some("set dialect = \"skillpilot\"".to_owned());
         diagnostics.report(&place("launcher"), message, help);
@@ -181,7 +181,7 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, discovered_d
     if !is_skillpilot {
         return;
     }
-    if pool.runner.dir.is_some() && pool.launcher != Launcher::Pty {
+    if pool.runner.dir.is_some() && !pool.launcher.runs_runner() {
         let message =
             "runner.dir is for launcher = \"pty\"; a carrier's directory is part of its command";
         diagnostics.report(&place("runner"), message, None);
@@ -240,7 +240,7 @@ impl Pool {
     #[must_use]
     pub fn runner_dir(&self) -> Option<(&Path, &'static str)> {
         let dir = self.runner.dir.as_deref()?;
-        (self.launcher == Launcher::Pty).then_some((dir, DIR_INSIDE))
+        (self.launcher.runs_runner()).then_some((dir, DIR_INSIDE))
     }
 }
 

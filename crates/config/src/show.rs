@@ -22,8 +22,8 @@ use super::environment::{self, REDACTED};
 use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
-    Config, DialectName, Env, Extractor, JournalRetention, Launcher, Pool, Restart, Route, Sandbox,
-    Seccomp, StopTimeouts, Supervisor, Timeouts,
+    Config, DialectName, Env, Extractor, JournalRetention, Pool, Restart, Route, Sandbox, Seccomp,
+    StopTimeouts, Supervisor, Timeouts,
 };
 use super::units::{show_duration, show_size};
 use marshal_model::untrusted;
@@ -132,7 +132,7 @@ impl Config {
                 .iter()
                 .map(|(name, profile)| sandbox_table(name, profile)),
         );
-        if pools.iter().any(|it| it.launcher == Launcher::Container) {
+        if pools.iter().any(|it| it.launcher.uses_image()) {
             tables.push(top_tables::container_table(container));
         }
         tables.extend(self.routes_to_show(routes).map(routes::route));

@@ -142,14 +142,14 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path, launcher: Launcher) -> Option
         ],
     );
     match (launcher, &item) {
-        (Launcher::Ssh, None) => {
+        (launcher, None) if launcher.is_remote() => {
             let message = "launcher = \"ssh\" needs the table ssh";
             let help =
                 "for example: ssh = { host = \"build.example.org\", workspace = \"/srv/work\" }";
             diagnostics.report(&pool.place, message, Some(help.to_owned()));
             return None;
         }
-        (Launcher::Ssh, Some(_)) => {}
+        (launcher, Some(_)) if launcher.is_remote() => {}
         (_, Some(item)) => {
             let message = "the table ssh is for launcher = \"ssh\"";
             diagnostics.report(
@@ -276,7 +276,7 @@ fn read_remote_path(item: Option<Entry<'_>>) -> Option<String> {
 /// Refuses what a pool with `launcher = "ssh"` may not have. `is_discovered`: the file was discovered, not
 /// named.
 pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, is_discovered: bool) {
-    if pool.launcher != Launcher::Ssh {
+    if !pool.launcher.is_remote() {
         return;
     }
     let diagnostics = section.diagnostics;

@@ -5,6 +5,7 @@
 
 mod container;
 mod dialect;
+mod launcher;
 mod sandbox;
 mod secret;
 
@@ -35,6 +36,7 @@ pub use super::ssh::{RemoteMode, RemoteNetwork, RemoteSandbox, Ssh};
 use super::store::StoreConfig;
 use super::template::Template;
 pub use container::{Container, ContainerEngine};
+pub use launcher::Launcher;
 pub use marshal_model::OnTimeout;
 use marshal_model::limits;
 use marshal_model::{
@@ -155,24 +157,6 @@ string_enum!(
         Human = "human",
         /// One JSON object a line.
         Json = "json",
-    }
-);
-
-string_enum!(
-    /// How a child is started.
-    Launcher {
-        /// In namespaces made by this binary.
-        Unshare = "unshare",
-        /// In namespaces made by bubblewrap.
-        Bwrap = "bwrap",
-        /// In a container of podman or docker.
-        Container = "container",
-        /// As a plain process, without a sandbox.
-        None = "none",
-        /// At a pseudo-terminal, driven by files, in namespaces made by this binary.
-        Pty = "pty",
-        /// On another host, through the system's ssh client.
-        Ssh = "ssh",
     }
 );
 
@@ -485,7 +469,7 @@ impl Pool {
     /// Its workspace, if that is a directory of this host.
     #[must_use]
     pub fn local_workspace(&self) -> Option<&Path> {
-        (self.launcher != Launcher::Ssh).then_some(&*self.workspace.path)
+        (!self.launcher.is_remote()).then_some(&*self.workspace.path)
     }
 }
 

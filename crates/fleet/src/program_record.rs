@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use marshal_config::{Launcher, OWN_PROGRAM, Pool};
+use marshal_config::{OWN_PROGRAM, Pool};
 use marshal_launch::LaunchPlan;
 use marshal_model::Event;
 use marshal_model::untrusted::escape_for_display;
@@ -93,7 +93,7 @@ impl ProgramRecords {
     ) -> Result<Vec<PathBuf>, ProgramRefused> {
         let is_own = pool.command.first().is_some_and(|word| word == OWN_PROGRAM);
         // With a terminal, the runner starts it.
-        let is_elsewhere = !pool.launcher.uses_host_programs() || pool.launcher == Launcher::Pty;
+        let is_elsewhere = !pool.launcher.uses_host_programs() || pool.launcher.runs_runner();
         if is_own || is_elsewhere {
             return Ok(Vec::new());
         }

@@ -61,9 +61,10 @@ pub use shim::{HostIds, ShimPlan};
 /// # Errors
 /// The libraries of this program cannot be determined.
 pub fn marshal_argv_inside(launcher: Launcher) -> std::io::Result<Vec<String>> {
-    match launcher {
-        Launcher::Container => engine::own_inside(),
-        _ => Ok(vec![MARSHAL_INSIDE.to_owned()]),
+    if launcher.uses_image() {
+        engine::own_inside()
+    } else {
+        Ok(vec![MARSHAL_INSIDE.to_owned()])
     }
 }
 

@@ -27,10 +27,7 @@ pub(super) fn of_all(config: &Config, state: &str, only: Option<&str>) -> Vec<Re
         }
     }
     if only.is_none() {
-        let remote = config
-            .pools
-            .iter()
-            .filter(|pool| pool.launcher == Launcher::Ssh);
+        let remote = config.pools.iter().filter(|pool| pool.launcher.is_remote());
         needs.extend(remote.map(|pool| of_launcher(pool, Feature::Ssh, None)));
         needs.extend(of_launchers(config));
     }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{OWN, limits, needs, own_ids, table};
-use marshal_config::{Config, Degradable, Launcher, Sandbox, UidRange};
+use marshal_config::{Config, Degradable, Sandbox, UidRange};
 use marshal_launch::{self as launch, Engine, RunError, SandboxSpec, SpawnError, Spawner};
 use marshal_model::PoolName;
 use marshal_sandbox::doctor::{
@@ -98,13 +98,10 @@ pub(in crate::cli) fn uid_ranges(config: &Config) -> Vec<(UidRange, u32)> {
     pools
         .filter_map(|pool| {
             let profile = config.sandboxes.get(&pool.sandbox)?;
-            let below = match pool.launcher {
-                Launcher::Container => AGENT_ID,
-                Launcher::Unshare
-                | Launcher::Pty
-                | Launcher::Bwrap
-                | Launcher::None
-                | Launcher::Ssh => 0,
+            let below = if pool.launcher.uses_image() {
+                AGENT_ID
+            } else {
+                0
             };
             Some((profile.requirements.uid_range, below))
         })

@@ -20,7 +20,7 @@ pub(super) use work::{run_local, run_on_daemon};
 use super::continuing;
 use super::run::Job;
 use file::{PlanFile, PlanText};
-use marshal_config::{Config, Launcher, Pool, WorkspaceMode};
+use marshal_config::{Config, Pool, WorkspaceMode};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, RunId, TaskId};
 use plan_state::Leftovers;
@@ -224,7 +224,7 @@ fn pool_among<'a>(config: &'a Config, wanted: Option<&PoolName>) -> Result<&'a P
 
 /// Whether agents of a pool can write a file of this host.
 fn agents_write(pool: &Pool, path: &Path) -> bool {
-    if pool.launcher == Launcher::None {
+    if pool.launcher.is_unsandboxed() {
         return true;
     }
     let workspace = &pool.workspace;

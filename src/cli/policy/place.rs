@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 
 use super::PolicyCommandError;
-use marshal_config::{Launcher, Pool};
+use marshal_config::Pool;
 use marshal_model::SandboxFacts;
 use marshal_model::untrusted::escape_for_display;
 use marshal_policy::cases::{FixtureFs, HOME, WORKSPACE};
@@ -179,15 +179,15 @@ impl PlaceArgs {
     /// The workspace cannot be read.
     pub(super) fn of_pool(&self, pool: &Pool) -> Result<AssumedPlace, PolicyCommandError> {
         let at_host = pool.workspace.path.to_string_lossy();
-        let inside = if matches!(pool.launcher, Launcher::None | Launcher::Ssh) {
-            &*at_host
-        } else {
+        let inside = if pool.launcher.has_sandbox() {
             WORKSPACE_INSIDE
+        } else {
+            &*at_host
         };
         if !self.link.is_empty() || self.workspace.is_some() {
             return Ok(self.place(inside, AssumedFiles::Listed(self.links())));
         }
-        if pool.launcher == Launcher::Ssh {
+        if pool.launcher.is_remote() {
             return Ok(self.place(inside, AssumedFiles::Unseen(OpaqueFs)));
         }
         let root = Root::open_resolved(&pool.workspace.path).map_err(|error| {

@@ -12,8 +12,8 @@ use crate::error::quote;
 use crate::table::{Diagnostics, Place};
 use crate::timing;
 use crate::types::{
-    ClientFs, DialectName, Guard, Launcher, Network, OnCrash, PermissionCoverage, Pool,
-    SessionScope, WorkspaceMode, unknown_route,
+    ClientFs, DialectName, Guard, Network, OnCrash, PermissionCoverage, Pool, SessionScope,
+    WorkspaceMode, unknown_route,
 };
 use marshal_model::limits::EGRESS_PORT;
 
@@ -24,7 +24,7 @@ pub(super) fn check_consistency(
     blame: &KeyPlaces,
     context: &PoolContext<'_>,
 ) {
-    let none = pool.launcher == Launcher::None;
+    let none = pool.launcher.is_unsandboxed();
     let host = pool.network == Network::Host;
     if let Some(place) = &blame.on_crash
         && pool.restart.on_crash == OnCrash::Resume
@@ -58,13 +58,13 @@ pub(super) fn check_consistency(
     }
     if let Some(place) = &blame.pin
         && pool.pin
-        && (!pool.launcher.uses_host_programs() || pool.launcher == Launcher::Pty)
+        && (!pool.launcher.uses_host_programs() || pool.launcher.runs_runner())
     {
         let message = format!(
             "with launcher = \"{}\" the agent's program is not compared, so it cannot be pinned",
             pool.launcher
         );
-        let help = (pool.launcher == Launcher::Container)
+        let help = (pool.launcher.uses_image())
             .then(|| "pin the image by its digest: image = \"NAME@sha256:…\"".to_owned());
         diagnostics.report(place, message, help);
     }
@@ -136,10 +136,10 @@ fn check_overlay(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
         return;
     }
     let help = Some("use mode \"copy\"".to_owned());
-    if pool.launcher == Launcher::None {
+    if pool.launcher.is_unsandboxed() {
         let message = "mode = \"overlay\" needs a sandbox: with launcher = \"none\" the agent has no mounts of its own";
         diagnostics.report(&blame.mode, message, help);
-    } else if matches!(pool.launcher, Launcher::Bwrap | Launcher::Container) {
+    } else if pool.launcher.sandbox_gap().is_some() {
         let message = format!(
             "mode = \"overlay\" needs launcher = \"unshare\": \"{}\" mounts no overlay",
             pool.launcher
@@ -209,7 +209,7 @@ fn check_image(
     blame: &KeyPlaces,
     context: &PoolContext<'_>,
 ) {
-    let is_container = pool.launcher == Launcher::Container;
+    let is_container = pool.launcher.uses_image();
     match &blame.image {
         Some(place) if !is_container => {
             let message = "image is for launcher = \"container\"";
@@ -310,10 +310,10 @@ fn check_discovered_file(
         let message = format!("a discovered supervisor.toml may not use {what}");
         diagnostics.report(place, message, Some(TRUST_HELP.to_owned()));
     };
-    if pool.launcher == Launcher::None {
+    if pool.launcher.is_unsandboxed() {
         refuse(&blame.launcher, "launcher = \"none\"");
     }
-    if pool.launcher == Launcher::Ssh {
+    if pool.launcher.is_remote() {
         return; // Refused as a whole: the rest of it is about this host.
     }
     if let (Network::Host, Some(place)) = (pool.network, &blame.network) {

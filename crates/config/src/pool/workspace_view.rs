@@ -123,7 +123,7 @@ fn read_slice(
 
 /// Checks the modes that need a sandbox.
 pub(super) fn check_mode_has_sandbox(diagnostics: &Diagnostics, pool: &Pool, mode: &Place) {
-    if pool.launcher != Launcher::None {
+    if !pool.launcher.is_unsandboxed() {
         return;
     }
     let message = match pool.workspace.mode {

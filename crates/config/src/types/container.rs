@@ -1,30 +1,7 @@
-//! Properties of the launchers, and the container engine.
+//! The container engine, and the image that a pool runs in.
 
-use super::{Launcher, Pool};
+use super::Pool;
 use marshal_model::string_enum;
-
-impl Launcher {
-    /// Whether a child has a sandbox on this host, with its own home and workspace.
-    #[must_use]
-    pub const fn has_sandbox(self) -> bool {
-        matches!(
-            self,
-            Self::Unshare | Self::Pty | Self::Bwrap | Self::Container
-        )
-    }
-
-    /// Whether this binary builds the sandbox itself.
-    #[must_use]
-    pub const fn has_built_in_sandbox(self) -> bool {
-        matches!(self, Self::Unshare | Self::Pty)
-    }
-
-    /// Whether a child's programs are those of this host.
-    #[must_use]
-    pub const fn uses_host_programs(self) -> bool {
-        !matches!(self, Self::Container | Self::Ssh)
-    }
-}
 
 string_enum!(
     /// The engine that starts containers.
@@ -52,10 +29,10 @@ pub struct Container {
 }
 
 impl Pool {
-    /// The image that it runs in, with [`Launcher::Container`].
+    /// The image that it runs in, if its launcher uses one.
     #[must_use]
     pub fn container_image<'p>(&'p self, container: &'p Container) -> Option<&'p str> {
         let image = self.image.as_deref().or(container.image.as_deref());
-        image.filter(|_| self.launcher == Launcher::Container)
+        image.filter(|_| self.launcher.uses_image())
     }
 }

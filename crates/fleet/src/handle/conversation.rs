@@ -31,7 +31,7 @@ use crate::session::StoredSession;
 use crate::session::WORKSPACE_INSIDE;
 use crate::setting_reply::SettingReply;
 use crate::setting_reply::SettingResult;
-use marshal_config::{Launcher, WorkspaceMode};
+use marshal_config::WorkspaceMode;
 use marshal_journal::{
     CONVERSATION_COMMAND, Reader, SessionRow, StoredConversation, TaskRow, Write,
 };
@@ -349,20 +349,15 @@ impl Conversation {
         };
         let config = &entry.shared.config;
         let outside = entry.shared.workspace.to_string_lossy().into_owned();
-        let inside = match config.launcher {
-            Launcher::Ssh => {
-                return config.ssh.as_ref().map_or_else(Default::default, |ssh| {
-                    (ssh.workspace.clone(), ssh.workspace.clone())
-                });
-            }
-            Launcher::None if config.workspace.mode == WorkspaceMode::Copy => {
-                let copy = copy::path(&self.fleet.0.shared.state, &self.grant.session);
-                copy.to_string_lossy().into_owned()
-            }
-            Launcher::None => outside.clone(),
-            Launcher::Unshare | Launcher::Pty | Launcher::Bwrap | Launcher::Container => {
-                WORKSPACE_INSIDE.to_owned()
-            }
+        let inside = if config.launcher.has_sandbox() {
+            WORKSPACE_INSIDE.to_owned()
+        } else if let Some(ssh) = &config.ssh {
+            return (ssh.workspace.clone(), ssh.workspace.clone());
+        } else if config.workspace.mode == WorkspaceMode::Copy {
+            let copy = copy::path(&self.fleet.0.shared.state, &self.grant.session);
+            copy.to_string_lossy().into_owned()
+        } else {
+            outside.clone()
         };
         (inside, outside)
     }

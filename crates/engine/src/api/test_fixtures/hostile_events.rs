@@ -165,7 +165,7 @@ fn hostile_events(evil: &str, task: &TaskId) -> Vec<Event> {
             raw: raw(),
         },
         Event::BadLine {
-            reason: "bad_json",
+            reason: "bad_json".into(),
             head: text(),
         },
         Event::ChildExited {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::setup::Shared;
-use marshal_config::{HOME_OF_CHILD, Launcher, Pool, WorkspaceMode, fill_routes};
+use marshal_config::{HOME_OF_CHILD, Pool, WorkspaceMode, fill_routes};
 
 /// A child's PATH; the configuration may add to it.
 pub(crate) const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -28,10 +28,9 @@ pub(crate) fn environment(
         }
         path.push(':');
     }
-    match (pool.launcher, shared.environment.get("PATH")) {
-        (Launcher::None, Some(own)) => path.push_str(own),
-        _ => path.push_str(PATH_INSIDE),
-    }
+    let own = shared.environment.get("PATH");
+    let own = own.filter(|_| pool.launcher.is_unsandboxed());
+    path.push_str(own.map_or(PATH_INSIDE, String::as_str));
     let fixed = [
         ("HOME", home.to_owned()),
         ("PATH", path),

@@ -32,8 +32,7 @@ use crate::ambient::Ambient;
 use crate::session::lifecycle::work::Work;
 use crate::setup::{PoolShared, Shared};
 use marshal_config::{
-    Launcher, Network, OWN_PROGRAM, PlaceholderValues, Pool as PoolConfig, WorkspaceMode,
-    fill_routes,
+    Network, OWN_PROGRAM, PlaceholderValues, Pool as PoolConfig, WorkspaceMode, fill_routes,
 };
 use marshal_dialect::{self as dialect, Attachment, OpenParams};
 use marshal_launch::{LaunchPlan, SandboxSpec};
@@ -281,10 +280,9 @@ impl PreparedSession {
             _ => pool.config.argv(fill),
         };
         argv.extend(dialect::extra_arguments(pool.config.dialect, opening));
-        let argv = match pool.config.launcher {
-            Launcher::Pty => pool.config.runner_argv(argv, &self.dirs.home_inside),
-            _ => argv,
-        };
+        if pool.config.launcher.runs_runner() {
+            argv = pool.config.runner_argv(argv, &self.dirs.home_inside);
+        }
         self.plan(shared, pool, argv, true)
     }
 
@@ -383,7 +381,7 @@ pub(crate) async fn prepare(
     session_tree::prepare_tree(shared, pool, &order, &source, &mut space, owner).await?;
     caches::mount_caches(shared, pool, &order.session, &mut space, owner).await?;
     runner_dir::mount_runner_dir(shared, pool, &mut space).await?;
-    if pool.config.launcher == Launcher::None {
+    if pool.config.launcher.is_unsandboxed() {
         space.workspace_inside = space.workspace.to_string_lossy().into_owned();
         space.home_inside = space.home.to_string_lossy().into_owned();
     }
@@ -450,7 +448,7 @@ fn resolve_within(space: &SessionDirs, within: &Path) -> Result<String, PrepareE
 /// The owner of the session's directories on disk: with root, the slot's uid; else the
 /// supervisor's.
 fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
-    if pool.config.launcher == Launcher::None {
+    if pool.config.launcher.is_unsandboxed() {
         return None;
     }
     let uid = slot_uid(shared, pool, slot)?;
@@ -564,7 +562,7 @@ fn launch_plan(
             },
             has_sandbox_entry: what.has_sandbox_entry(),
             // Shells of some agents work only at a terminal. The other launchers cannot make one.
-            has_terminals: matches!(pool.config.launcher, Launcher::Unshare | Launcher::Pty)
+            has_terminals: pool.config.launcher.has_built_in_sandbox()
                 && matches!(what, SandboxUse::Agent { .. }),
         })?;
         sandbox_builder::build_sandbox(shared, &pool.config, plan, is_git)

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::setup::Shared;
-use marshal_config::{Launcher, Pool};
+use marshal_config::Pool;
 use marshal_launch::{SandboxSpec, ShimPlan};
 
 /// The sandbox of a child of this pool. Git is a program of this host and need not be in an image,
@@ -17,7 +17,7 @@ pub(crate) fn build_sandbox(
     is_git: bool,
 ) -> SandboxSpec {
     let engine = shared.engines.get(&pool.name);
-    let engine = engine.filter(|_| !is_git || pool.launcher != Launcher::Container);
+    let engine = engine.filter(|_| !is_git || !pool.launcher.uses_image());
     let plan = Box::new(plan);
     match engine {
         Some(engine) => SandboxSpec::Engine(plan, Arc::clone(engine)),

@@ -18,7 +18,7 @@ use super::launch_plan;
 use crate::session::workspace::git_listing;
 use crate::session::workspace::protection;
 use crate::setup::{PoolShared, Shared};
-use marshal_config::{Launcher, WorkspaceMode};
+use marshal_config::WorkspaceMode;
 use marshal_launch::LaunchPlan;
 use marshal_model::SessionId;
 use marshal_sandbox::ExtraMounts;
@@ -132,11 +132,10 @@ fn list_plan(
     source: &Path,
     space: &SessionDirs,
 ) -> Result<LaunchPlan, PrepareError> {
-    let inside = match pool.config.launcher {
-        Launcher::Unshare | Launcher::Pty | Launcher::Bwrap | Launcher::Container => {
-            WORKSPACE_INSIDE.to_owned()
-        }
-        Launcher::None | Launcher::Ssh => source.to_string_lossy().into_owned(),
+    let inside = if pool.config.launcher.has_sandbox() {
+        WORKSPACE_INSIDE.to_owned()
+    } else {
+        source.to_string_lossy().into_owned()
     };
     let GitCommand { argv, env } = file_list::ls_files(&inside);
     git_plan(
@@ -239,7 +238,7 @@ mod tests {
     use marshal_config::DEFAULT_MASK;
 
     /// The secrets of the built-in policies that may be anywhere.
-    const SECRETS: &str = include_str!("../../../../policy/src/builtin/secrets.toml");
+    const SECRETS: &str = include_str!("../../../../../policy/src/builtin/secrets.toml");
 
     #[test]
     fn what_is_hidden_is_what_the_policies_call_secrets() {
