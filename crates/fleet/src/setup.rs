@@ -16,14 +16,12 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::sync::{Semaphore, broadcast};
 
-use super::SubmitError;
 use super::active_policies::{ActivePolicies, Policies, PoolPolicy};
 use super::ambient::Ambient;
 use super::approval_registry::ApprovalRegistry;
 use super::budgets::{Ledger, PendingRunBounds};
 use super::channel::outside_write::OutsideWrites;
 use super::channel::stderr::StderrLog;
-use super::clock;
 use super::delegate::Delegate;
 use super::files::WorkspaceFiles;
 use super::fleet_event::{BroadcastBudget, FleetEvent, SlotView};
@@ -33,8 +31,8 @@ use super::program_record::ProgramRecords;
 use super::resource_usage::ResourceUsage;
 use super::session::{DiskUsageMonitor, ProtectedRecords};
 use super::slot_demand::SlotDemand;
-use crate::handle::reload::PolicyReader;
-use crate::handle::reload::PolicyReloads;
+use super::{SubmitError, clock};
+use crate::handle::reload::{PolicyReader, PolicyReloads};
 use crate::handle::session_subscriptions::SessionSubscriptions;
 use crate::handle::task_dependencies::TaskDependencies;
 use marshal_config::{Config, Pool as PoolConfig, Sandbox, SessionScope};
@@ -52,10 +50,9 @@ use marshal_sandbox::state_dir::StateDir;
 use marshal_sandbox::uids::SlotUids;
 use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
 use marshal_store::Store;
-use marshal_telemetry::PoolSample;
 use marshal_telemetry::event::task::PoolSampled;
 use marshal_telemetry::labels::ApprovalAge;
-use marshal_telemetry::{PoolMeters, SlotUsage};
+use marshal_telemetry::{PoolMeters, PoolSample, SlotUsage};
 
 /// The inputs of [`super::FleetHandle::start`].
 #[derive(Debug)]

@@ -23,8 +23,7 @@ mod spend_tracker;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use run::RunBounds;
 pub(crate) use run::{JobPermit, PendingRunBounds, RunLimits};

@@ -8,19 +8,17 @@ use std::sync::Arc;
 use ractor::ActorRef;
 use tokio::sync::oneshot;
 
-use crate::FleetHandle;
-use crate::Shared;
-use crate::approval_registry::AnswerRecipient;
-use crate::approval_registry::OpenApproval;
-use crate::clock::now_us;
-use crate::clock::sleep_until_us;
+use crate::approval_registry::{AnswerRecipient, OpenApproval};
+use crate::clock::{now_us, sleep_until_us};
 use crate::messages::{PoolMsg, SessionMsg};
+use crate::{FleetHandle, Shared};
 use marshal_config::Approver;
 use marshal_journal::{
     ApprovalAnswer, ApprovalChange, Commit, CommitResult, Reader, StoredApproval, Write,
 };
-use marshal_model::limits;
-use marshal_model::{ApprovalState, Decision, PermissionRequestId, RememberScope, UntrustedText};
+use marshal_model::{
+    ApprovalState, Decision, PermissionRequestId, RememberScope, UntrustedText, limits,
+};
 
 /// An approver's answer to an approval.
 #[derive(Debug, Clone)]

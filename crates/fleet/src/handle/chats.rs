@@ -8,16 +8,12 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::conversation::OpenError;
-use crate::Conversation;
-use crate::ConversationRequest;
-use crate::FleetHandle;
-use crate::SubmitError;
 use crate::clock::now_us;
 use crate::messages::PoolMsg;
 use crate::pool::ConversationMsg;
-use crate::session::ChatArgs;
-use crate::session::discard_session;
+use crate::session::{ChatArgs, discard_session};
 use crate::slot_demand::SlotDemand;
+use crate::{Conversation, ConversationRequest, FleetHandle, SubmitError};
 use marshal_journal::{ChatWrite, Write};
 use marshal_model::{Event, EventId, PoolName, RunId, SessionId, SlotState, StampedEvent};
 use marshal_sandbox::workspace::copy;

@@ -5,8 +5,7 @@
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::FleetHandle;
-use crate::SubmitError;
+use crate::{FleetHandle, SubmitError};
 use marshal_journal::{Commit, CommitResult, Withdrawal, Write};
 use marshal_model::limits;
 

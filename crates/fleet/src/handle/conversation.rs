@@ -13,32 +13,21 @@ use ractor::ActorRef;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::FleetHandle;
-use crate::PoolEntry;
-use crate::SubmitError;
-use crate::approver::ApprovalUpdate;
-use crate::approver::ApproverReply;
+use crate::approver::{ApprovalUpdate, ApproverReply};
 use crate::clock::now_us;
-use crate::fleet_event::FleetEvent;
-use crate::fleet_event::TaskReport;
+use crate::fleet_event::{FleetEvent, TaskReport};
 use crate::messages::PoolMsg;
-use crate::pool::ActiveTask;
-use crate::pool::ConversationMsg;
-use crate::pool::OpenTasks;
-use crate::pool::SlotRequest;
-use crate::session::ChatArgs;
-use crate::session::StoredSession;
-use crate::session::WORKSPACE_INSIDE;
-use crate::setting_reply::SettingReply;
-use crate::setting_reply::SettingResult;
+use crate::pool::{ActiveTask, ConversationMsg, OpenTasks, SlotRequest};
+use crate::session::{ChatArgs, StoredSession, WORKSPACE_INSIDE};
+use crate::setting_reply::{SettingReply, SettingResult};
+use crate::{FleetHandle, PoolEntry, SubmitError};
 use marshal_config::WorkspaceMode;
 use marshal_journal::{
     CONVERSATION_COMMAND, Reader, SessionRow, StoredConversation, TaskRow, Write,
 };
-use marshal_model::limits;
 use marshal_model::{
     PermissionRequestId, PoolName, RunId, SessionId, Setting, SlotId, TaskId, TaskSpec,
-    UntrustedText, untrusted,
+    UntrustedText, limits, untrusted,
 };
 use marshal_sandbox::workspace::copy;
 use marshal_telemetry::event::task::TaskQueued;

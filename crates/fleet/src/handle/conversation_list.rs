@@ -14,8 +14,7 @@ use crate::FleetHandle;
 use crate::clock::now_us;
 use crate::session::discard_session;
 use marshal_journal::{Commit, Reader, StoredConversation, Write, codec};
-use marshal_model::limits;
-use marshal_model::{PoolName, RunId, SessionId, UntrustedText};
+use marshal_model::{PoolName, RunId, SessionId, UntrustedText, limits};
 use marshal_sandbox::workspace::copy;
 
 /// A conversation that can be loaded, as lists show it.

@@ -15,16 +15,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::FleetHandle;
-use crate::SubmitError;
-use crate::active_policies::ActivePolicies;
-use crate::active_policies::LoadedPolicy;
-use crate::active_policies::Policies;
-use crate::active_policies::PolicyVersion;
+use crate::active_policies::{ActivePolicies, LoadedPolicy, Policies, PolicyVersion};
 use crate::clock::now_us;
 use crate::messages::PoolMsg;
 use crate::path_lookup::path_enters_directory;
 use crate::setup::PoolShared;
+use crate::{FleetHandle, SubmitError};
 use marshal_config::{PathPurpose, Pool, WorkspaceMode};
 use marshal_model::{PoolName, TaskSpec};
 use marshal_telemetry::event::policy::{PoliciesLoaded, PolicyReloadFailed};

@@ -14,32 +14,16 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::run_bounds;
-use crate::FleetHandle;
-use crate::PoolEntry;
-use crate::SubmitError;
 use crate::budgets::RunLimits;
-use crate::clock;
 use crate::clock::now_us;
-use crate::fleet_event::FleetEvent;
-use crate::fleet_event::TaskReport;
+use crate::fleet_event::{FleetEvent, TaskReport};
 use crate::messages::PoolMsg;
-use crate::pool::ActiveTask;
-use crate::pool::OpenTasks;
-use crate::pool::PriorAttempts;
-use crate::pool::RunSummary;
-use crate::pool::may_be_sent_again;
-use crate::run_history;
-use crate::run_history::AttemptRecord;
-use crate::run_history::ENDED;
-use crate::run_history::RUNNING;
-use crate::run_history::RunHistory;
-use crate::session;
-use crate::session::CheckResult;
-use crate::session::Tally;
-use crate::session::outcome;
+use crate::pool::{ActiveTask, OpenTasks, PriorAttempts, RunSummary, may_be_sent_again};
+use crate::run_history::{AttemptRecord, ENDED, RUNNING, RunHistory};
+use crate::session::{CheckResult, Tally, outcome};
+use crate::{FleetHandle, PoolEntry, SubmitError, clock, run_history, session};
 use marshal_config::{OnCrash, Pool, WorkspaceMode};
-use marshal_journal::codec;
-use marshal_journal::{StoredTask, TaskChange, Write};
+use marshal_journal::{StoredTask, TaskChange, Write, codec};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{
     INTERRUPTED_BY_STOP, PoolName, RunId, SlotId, TaskId, TaskOutcome, TaskSpec, TurnOutcome,

@@ -4,12 +4,10 @@
 
 use std::sync::Arc;
 
-use crate::FleetHandle;
-use crate::SubmitError;
-use crate::budgets::RunBounds;
-use crate::budgets::RunLimits;
+use crate::budgets::{RunBounds, RunLimits};
 use crate::clock::now_us;
 use crate::setup::PoolShared;
+use crate::{FleetHandle, SubmitError};
 use marshal_config::can_know_cost;
 use marshal_journal::Write;
 use marshal_model::{Amount, RunId, TaskSpec};

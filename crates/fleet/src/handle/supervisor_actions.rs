@@ -7,9 +7,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::FleetHandle;
-use crate::SubmitError;
 use crate::clock::now_us;
+use crate::{FleetHandle, SubmitError};
 use marshal_journal::Write;
 use marshal_model::{
     AgentClaims, ENGINE_SERVER, Event, EventId, PoolName, SessionId, StampedEvent, UntrustedText,

@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ractor::ActorRef;
 
-use crate::FleetHandle;
-use crate::SubmitError;
 use crate::messages::PoolMsg;
 use crate::setup::Shared;
+use crate::{FleetHandle, SubmitError};
 use marshal_model::{RunId, TaskId, TaskOutcome, TaskRef, TaskSpec};
 
 /// The state of a task that others depend on.

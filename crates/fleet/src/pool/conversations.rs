@@ -22,16 +22,14 @@ use super::slot::{RetainedSession, Slot};
 use super::state::PoolState;
 use crate::approver::{ApprovalSender, ApproverReply};
 use crate::clock;
-use crate::handle::conversation::OpenError;
-use crate::handle::conversation::SlotGrant;
+use crate::handle::conversation::{OpenError, SlotGrant};
 use crate::messages::SessionMsg;
 use crate::session::{ChatArgs, ConversationArgs, StoredSession, Work};
 use crate::setting_reply::SettingReply;
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::Write;
-use marshal_model::limits;
 use marshal_model::{
-    Event, PermissionRequestId, RunId, SessionId, Setting, SlotState, TaskOutcome,
+    Event, PermissionRequestId, RunId, SessionId, Setting, SlotState, TaskOutcome, limits,
 };
 use marshal_telemetry::event::task::TaskLocation;
 

@@ -18,10 +18,7 @@ use crate::clock;
 use crate::fleet_event::{FileChange, TaskReport};
 use crate::handle::task_dependencies::TaskDependency;
 use crate::notification::Notification;
-use crate::session::Attempt;
-use crate::session::CheckResult;
-use crate::session::Tally;
-use crate::session::outcome;
+use crate::session::{Attempt, CheckResult, Tally, outcome};
 use marshal_model::limits::PRIORITY_STEP;
 use marshal_model::{
     PermissionRequestId, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec, UntrustedText,

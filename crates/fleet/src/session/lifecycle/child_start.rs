@@ -6,14 +6,10 @@ use std::sync::Arc;
 
 use crate::channel::{self, ChannelArgs, ChannelEnd};
 use crate::clock::{self, now_us};
-use crate::session::PrepareError;
-use crate::session::PreparedSession;
 use crate::session::outbox::OnDurable;
-use crate::session::permissions;
-use crate::session::state::Phase;
-use crate::session::state::SessionState;
-use crate::session::workspace::disk_usage;
-use crate::session::workspace::prepare;
+use crate::session::state::{Phase, SessionState};
+use crate::session::workspace::{disk_usage, prepare};
+use crate::session::{PrepareError, PreparedSession, permissions};
 use marshal_config::{CodexSettings, Guard};
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_dialect::{OpenParams, PendingDenials};

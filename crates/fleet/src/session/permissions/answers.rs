@@ -11,9 +11,7 @@ use super::policy_snapshot::subtract_uses;
 use super::tool_calls::canonical;
 use super::{Effect, Permissions, Surroundings};
 use crate::approval_registry::{KnownApproval, RememberedAnswer};
-use crate::handle::approvals::AnswerError;
-use crate::handle::approvals::AnswerReceipt;
-use crate::handle::approvals::AnswerReply;
+use crate::handle::approvals::{AnswerError, AnswerReceipt, AnswerReply};
 use marshal_journal::ApprovalAnswer;
 use marshal_model::limits::ANSWERS_REMEMBERED;
 use marshal_model::{

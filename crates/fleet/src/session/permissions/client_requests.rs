@@ -6,8 +6,7 @@
 use std::sync::Arc;
 
 use super::approvals::PendingRequest;
-use super::decide;
-use super::masking;
+use super::{decide, masking};
 use crate::channel::{ClientSetup, ClientUpdate};
 use crate::messages::ChannelMsg;
 use crate::session::state::SessionState;

@@ -34,16 +34,13 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use super::audit_record;
-use super::engine_tools;
 use super::evaluation::{
     DecisionInput, DecisionResult, deny_too_large, evaluate_call, evaluate_request, tool_class,
 };
-use super::evaluation_limits;
-use super::masking;
 use super::policy_snapshot::{self, PolicySnapshot};
 use super::shell_directory::ShellDirectory;
 use super::tool_calls::{OpenRequests, ToolCall};
+use super::{audit_record, engine_tools, evaluation_limits, masking};
 use crate::clock;
 use crate::session::lifecycle::work::Work;
 use crate::session::turn::budget::apply_spent_budget;

@@ -5,9 +5,8 @@
 
 use serde_json::value::RawValue;
 
-use super::evaluation_limits;
-use super::masking;
 use super::shell_directory::ShellDirectory;
+use super::{evaluation_limits, masking};
 use crate::clock;
 use crate::session::workspace::prepare::PreparedSession;
 use crate::setup::PoolShared;

@@ -36,9 +36,7 @@ use tool_calls::OpenRequests;
 
 use crate::approval_registry::{KnownApproval, RememberedAnswer};
 use crate::approval_rules::ApprovalRules;
-use crate::handle::approvals::AnswerError;
-use crate::handle::approvals::AnswerReceipt;
-use crate::handle::approvals::AnswerReply;
+use crate::handle::approvals::{AnswerError, AnswerReceipt, AnswerReply};
 use crate::setup::PoolShared;
 use marshal_config::ShellCwd;
 use marshal_journal::{ApprovalChange, ApprovalRow, PolicyEvaluation};

@@ -14,9 +14,7 @@ use super::shell_directory::ShellDirectory;
 use super::{Effect, PermissionSettings, Permissions, Surroundings};
 use crate::approval_registry::{KnownApproval, RememberedAnswer};
 use crate::approval_rules::ApprovalRules;
-use crate::handle::approvals::AnswerError;
-use crate::handle::approvals::AnswerReceipt;
-use crate::handle::approvals::AnswerReply;
+use crate::handle::approvals::{AnswerError, AnswerReceipt, AnswerReply};
 use marshal_config::{Approver, ShellCwd};
 use marshal_journal::{ApprovalAnswer, ApprovalChange, PolicyEvaluation};
 use marshal_model::{

@@ -6,13 +6,9 @@
 
 use std::sync::Arc;
 
-use crate::handle::commands::CommandError;
-use crate::handle::commands::CommandOutput;
-use crate::handle::commands::CommandReply;
-use crate::handle::commands::CommandRequest;
+use crate::handle::commands::{CommandError, CommandOutput, CommandReply, CommandRequest};
 use crate::session::outbox::OnDurable;
-use crate::session::state::Phase;
-use crate::session::state::SessionState;
+use crate::session::state::{Phase, SessionState};
 use marshal_dialect::{Command, SlashOutcome};
 use marshal_model::limits::COMMAND_TEXT_BYTES;
 use marshal_model::{ErrorOrigin, Event, UntrustedText};

@@ -6,8 +6,7 @@
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::messages::SessionMsg;
-use crate::session::state::Phase;
-use crate::session::state::SessionState;
+use crate::session::state::{Phase, SessionState};
 use marshal_model::limits;
 
 pub use marshal_model::STOPPED_BY_PERSON;

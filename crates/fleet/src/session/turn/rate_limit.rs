@@ -6,8 +6,7 @@ use std::time::Instant;
 
 use super::task_run::TaskRun;
 use crate::channel::stderr::StderrLog;
-use crate::session::state::DETAIL_WIDTH;
-use crate::session::state::SessionState;
+use crate::session::state::{DETAIL_WIDTH, SessionState};
 use marshal_config::SessionScope;
 use marshal_config::hint::{Evidence, HintClass};
 use marshal_model::{TurnOutcome, UntrustedText};

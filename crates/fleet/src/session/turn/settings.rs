@@ -6,14 +6,12 @@
 use std::sync::Arc;
 
 use crate::session::outbox::OnDurable;
-use crate::session::state::Phase;
-use crate::session::state::SessionState;
+use crate::session::state::{Phase, SessionState};
 use crate::setting_reply::SettingReply;
 use marshal_config::{AcpSettings, OptionValue};
 use marshal_dialect::Command;
-use marshal_model::limits;
 use marshal_model::{
-    AgentInfo, ChoiceInfo, Event, OptionState, Setting, SettingValue, UntrustedText,
+    AgentInfo, ChoiceInfo, Event, OptionState, Setting, SettingValue, UntrustedText, limits,
 };
 
 /// What the agent offered last, and what the client chose.

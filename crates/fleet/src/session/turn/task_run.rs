@@ -7,9 +7,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::channel::ChannelEnd;
 use crate::clock;
-use crate::session::CheckResult;
-use crate::session::RateLimit;
-use crate::session::Tally;
+use crate::session::{CheckResult, RateLimit, Tally};
 use marshal_model::{PermissionRequestId, TurnOutcome};
 
 /// A running attempt.

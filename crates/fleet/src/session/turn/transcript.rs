@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use crate::messages::SessionMsg;
 use crate::session::ChatArgs;
-use crate::session::state::Phase;
-use crate::session::state::SessionState;
+use crate::session::state::{Phase, SessionState};
 use marshal_config::AcpSettings;
 use marshal_journal::{ChatMessage, Speaker};
 use marshal_model::limits::{CHAT_TRANSCRIPT_BYTES, CHAT_TRANSCRIPT_GOAL_BYTES};

@@ -12,8 +12,7 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 
 use marshal_dialect::Attachment;
-use marshal_model::limits;
-use marshal_model::{UntrustedText, untrusted};
+use marshal_model::{UntrustedText, limits, untrusted};
 use marshal_sandbox::workspace::tree::{self, Kind};
 use marshal_sandbox::workspace::{MergedView, Root};
 

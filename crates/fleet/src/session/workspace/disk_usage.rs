@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::prepare::PreparedSession;
-use super::prepare::SessionDirs;
+use super::prepare::{PreparedSession, SessionDirs};
 use crate::messages::{SessionMsg, SessionRef};
 use crate::setup::PoolShared;
 use marshal_model::limits::{COPY_BYTES, COPY_FILES};

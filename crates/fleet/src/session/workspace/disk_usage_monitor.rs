@@ -9,8 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::disk_usage::DiskSpace;
-use super::disk_usage::MeasuredSession;
+use super::disk_usage::{DiskSpace, MeasuredSession};
 use crate::ambient::Ambient;
 use crate::clock;
 use marshal_model::limits::{MEASURE_INTERVAL, MEASURE_POLL_INTERVAL, MEASURE_QUIET_INTERVAL};

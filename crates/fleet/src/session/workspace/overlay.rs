@@ -6,12 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::attachments::AttachError;
-use super::attachments::PromptFiles;
-use super::prepare::HasCopy;
-use super::prepare::PrepareError;
-use super::prepare::SessionDirs;
-use super::prepare::blocking;
+use super::attachments::{AttachError, PromptFiles};
+use super::prepare::{HasCopy, PrepareError, SessionDirs, blocking};
 use crate::session::lifecycle::work::Survey;
 use crate::setup::{PoolShared, Shared};
 use marshal_config::WorkspaceMode;

@@ -7,15 +7,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::prepare::PrepareError;
-use super::prepare::PreparedSession;
-use super::prepare::blocking;
+use super::prepare::{PrepareError, PreparedSession, blocking};
 use crate::setup::{PoolShared, Shared};
 use marshal_config::{Ssh, is_likely_secret};
 use marshal_launch::ssh::{self, RemoteCommand};
 use marshal_launch::{LaunchPlan, SandboxSpec};
-use marshal_model::limits;
-use marshal_model::{SessionId, SlotId};
+use marshal_model::{SessionId, SlotId, limits};
 use marshal_sandbox as sandbox;
 use marshal_sandbox::workspace::{HomeContents, home};
 

@@ -7,17 +7,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
-use super::HOME_INSIDE;
-use super::PrepareError;
-use super::PrepareRequest;
-use super::PreparedSession;
-use super::SessionDirs;
-use super::WORKSPACE_INSIDE;
-use super::blocking;
-use super::host_tree;
-use super::owner;
-use super::session_tree::GitSandbox;
-use super::session_tree::git_plan;
+use super::session_tree::{GitSandbox, git_plan};
+use super::{
+    HOME_INSIDE, PrepareError, PrepareRequest, PreparedSession, SessionDirs, WORKSPACE_INSIDE,
+    blocking, host_tree, owner,
+};
 use crate::session::workspace::git_listing;
 use crate::setup::{PoolShared, Shared};
 use marshal_launch::{LaunchPlan, ProgramOutput, RunError, SpawnError};
@@ -27,9 +21,8 @@ use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMI
 use marshal_sandbox::workspace::branch::{
     self, BranchError, CloneRecord, OBJECTS_INSIDE, SOURCE_INSIDE,
 };
-use marshal_sandbox::workspace::copy;
 use marshal_sandbox::workspace::file_list::GitCommand;
-use marshal_sandbox::workspace::{Masks, Owner};
+use marshal_sandbox::workspace::{Masks, Owner, copy};
 use marshal_sandbox::{ExtraMounts, Tree};
 
 /// Clones the source's HEAD for the session.

@@ -8,10 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::PrepareError;
-use super::SessionDirs;
-use super::blocking;
-use super::host_tree;
+use super::{PrepareError, SessionDirs, blocking, host_tree};
 use crate::setup::{PoolShared, Shared};
 use marshal_config::Cache;
 use marshal_model::SessionId;

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use super::PrepareError;
-use super::SessionDirs;
-use super::blocking;
-use super::host_tree;
+use super::{PrepareError, SessionDirs, blocking, host_tree};
 use crate::setup::{PoolShared, Shared};
 
 /// Mounts the directory in the session. Inside, the agent owns it.

@@ -6,17 +6,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::HasCopy;
-use super::PrepareError;
-use super::PrepareRequest;
-use super::SandboxUse;
-use super::SessionDirs;
-use super::WORKSPACE_INSIDE;
-use super::blocking;
-use super::branch;
-use super::launch_plan;
-use crate::session::workspace::git_listing;
-use crate::session::workspace::protection;
+use super::{
+    HasCopy, PrepareError, PrepareRequest, SandboxUse, SessionDirs, WORKSPACE_INSIDE, blocking,
+    branch, launch_plan,
+};
+use crate::session::workspace::{git_listing, protection};
 use crate::setup::{PoolShared, Shared};
 use marshal_config::WorkspaceMode;
 use marshal_launch::LaunchPlan;
