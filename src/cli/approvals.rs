@@ -229,8 +229,10 @@ fn lines(approval: &ApprovalView, now_us: i64) -> Vec<String> {
     }
     line("digest", safe(&approval.digest, WORD));
     if let Some(answer) = &approval.answer {
-        let reason = answer.reason.as_ref();
-        let reason = reason.map(|text| format!(": {}", safe(text, 2 * WORD)));
+        let reason = answer
+            .reason
+            .as_ref()
+            .map(|text| format!(": {}", safe(text, 2 * WORD)));
         let text = format!(
             "{} by {}{}, for: {}",
             word(&answer.decision),

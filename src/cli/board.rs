@@ -348,8 +348,10 @@ impl Board {
                     .approvals
                     .iter()
                     .position(|(id, _)| *id == verdict.request);
-                let tool = place.map(|place| line.approvals.remove(place).1);
-                let tool = tool.unwrap_or_else(|| "a request".to_owned());
+                let tool = place.map_or_else(
+                    || "a request".to_owned(),
+                    |place| line.approvals.remove(place).1,
+                );
                 let text = verdict_line(verdict, &tool);
                 let who = line
                     .task

@@ -62,9 +62,12 @@ pub fn find(state: &Path, wanted: Option<&RunId>) -> Result<Job, ContinueError> 
     }
     let unfinished = reader.unfinished_runs()?;
     let newest = unfinished.last();
-    let completed = wanted.map(|run| complete_id(IdKind::Run, run.as_str(), state));
-    let completed = completed.transpose()?.flatten();
-    let completed = completed.map(|(_, run)| RunId::new(&run)).transpose()?;
+    let completed = wanted
+        .map(|run| complete_id(IdKind::Run, run.as_str(), state))
+        .transpose()?
+        .flatten()
+        .map(|(_, run)| RunId::new(&run))
+        .transpose()?;
     let wanted = completed.as_ref().or(wanted);
     let found = match wanted {
         None => newest,
@@ -190,8 +193,9 @@ mod tests {
              to finish it: marshal run --continue newer"
         );
         let none = RunId::new("none").expect("id");
-        let error = find(dir.path(), Some(&none)).expect_err("unknown");
-        let error = error.to_string();
+        let error = find(dir.path(), Some(&none))
+            .expect_err("unknown")
+            .to_string();
         assert!(error.contains("there is no run none in "), "{error}");
         assert!(
             error.ends_with("the newest unfinished one is newer"),

@@ -77,8 +77,7 @@ pub(super) async fn stop_supervisor(
 ) -> Exit {
     // Before the request: its pid may be another's afterwards.
     let process = connect(state, SOCKET).await.and_then(|stream| {
-        let pid = stream.peer_cred()?.pid().and_then(Pid::from_raw);
-        let pid = pid.ok_or(io::ErrorKind::NotFound)?;
+        let pid = stream.peer_cred()?.pid().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
         #[expect(
             deprecated,
             reason = "what takes its place is unsafe; an owned descriptor stays the same until it is dropped"
@@ -175,8 +174,11 @@ pub(super) async fn reload(state: &Path, json: bool, streams: &mut Streams) -> E
             DETAIL,
         )];
         for (key, word) in [("taken", "applied"), ("restart", "needs a restart")] {
-            let keys = answer[key].as_array().into_iter().flatten();
-            let keys = keys.filter_map(Value::as_str);
+            let keys = answer[key]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str);
             lines.extend(keys.map(|key| format!("{word}: {}", escape_for_display(key, DETAIL))));
         }
         lines.join("\n")

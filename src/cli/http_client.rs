@@ -131,8 +131,9 @@ pub(super) async fn post_idempotent(
 }
 
 async fn read(answer: Incoming) -> Result<Value, ClientError> {
-    let bytes = body::to_bytes(Body::new(answer), limits::CLIENT_EVENT_BYTES);
-    let bytes = bytes.await.map_err(lost)?;
+    let bytes = body::to_bytes(Body::new(answer), limits::CLIENT_EVENT_BYTES)
+        .await
+        .map_err(lost)?;
     if bytes.is_empty() {
         return Ok(Value::Null);
     }

@@ -125,8 +125,10 @@ fn look(args: &InitArgs, dir: PathBuf) -> Findings {
     let has_key = |name: &&String| key_of(name, &dir).is_some_and(|(_, is_set)| is_set);
     let names = || installed.iter().map(|(name, _)| name);
     let named = args.agent.as_ref().or_else(|| names().find(has_key));
-    let agent = named.or_else(|| names().next()).cloned();
-    let agent = agent.unwrap_or_else(|| "script".to_owned());
+    let agent = named
+        .or_else(|| names().next())
+        .cloned()
+        .unwrap_or_else(|| "script".to_owned());
     let version = installed.iter().find(|(name, _)| *name == agent);
     let version = version.and_then(|(_, version)| version.clone());
     installed.retain(|(name, _)| *name != agent);
@@ -360,8 +362,8 @@ mod tests {
         for agent in agent_names() {
             for policy in ["autonomous", "developer"] {
                 let text = text(&findings(agent), policy);
-                let config = Config::parse(&text, &origin(Path::new("/srv/project")));
-                let config = config.unwrap_or_else(|errors| panic!("{agent}: {errors}\n{text}"));
+                let config = Config::parse(&text, &origin(Path::new("/srv/project")))
+                    .unwrap_or_else(|errors| panic!("{agent}: {errors}\n{text}"));
                 assert_eq!(config.pools.len(), 1);
                 assert_eq!(config.pools[0].policy, policy);
             }

@@ -420,8 +420,11 @@ fn standard_profile() -> SandboxProfile {
 /// The directory of a session's clone: among the daemon's sessions, or in a run with a separate
 /// state directory.
 fn find(state: &Path, session: &SessionId) -> Result<Root, LandBranchError> {
-    let locals = std::fs::read_dir(state.join("local"));
-    let locals = locals.into_iter().flatten().take(LOCALS).flatten();
+    let locals = std::fs::read_dir(state.join("local"))
+        .into_iter()
+        .flatten()
+        .take(LOCALS)
+        .flatten();
     let places = std::iter::once(state.to_owned()).chain(locals.map(|entry| entry.path()));
     for place in places {
         let copies = place.join("copies");

@@ -117,12 +117,16 @@ pub async fn listen(
     kind: SupervisorKind,
     err: &mut Output,
 ) -> Result<Option<http::Listener>, Exit> {
-    let tls = plan.http.tls.as_ref();
-    let tls = tls.map(|files| Tls::read(files, open_token)).transpose();
-    let tls = tls.map_err(|error| {
-        err.line(&format!("error: {}: {error}", error.key));
-        Exit::Usage
-    })?;
+    let tls = plan
+        .http
+        .tls
+        .as_ref()
+        .map(|files| Tls::read(files, open_token))
+        .transpose()
+        .map_err(|error| {
+            err.line(&format!("error: {}: {error}", error.key));
+            Exit::Usage
+        })?;
     let mut bound = http::bind(plan.listen).await;
     if let Err(error) = &bound
         && (plan.is_default && kind == SupervisorKind::Daemon && error.is_in_use())
@@ -252,8 +256,10 @@ fn route_builder(
     let overlays: v1::OverlayHandler =
         Arc::new(move |session, order| overlay::handle_order(&state, &config, session, &order));
     let file = fleet.config().file.as_deref();
-    let directory = file.and_then(Path::parent).unwrap_or(Path::new("/"));
-    let directory = directory.to_owned();
+    let directory = file
+        .and_then(Path::parent)
+        .unwrap_or(Path::new("/"))
+        .to_owned();
     let agents: v1::AgentLister = Arc::new(move || agents::statuses(&directory));
     let rereader = config_reloader(fleet.config(), is_named);
     Box::new(move |context, tokens, stop| {
@@ -277,8 +283,8 @@ fn config_reloader(config: &Config, is_named: bool) -> v1::ConfigReloader {
     Arc::new(move || {
         let Some(file) = &file else { return Ok(None) };
         let directory = file.parent().unwrap_or(Path::new("/"));
-        let loaded = config_file::load(is_named.then_some(file), directory);
-        let mut loaded = loaded.map_err(|error| error.to_string())?;
+        let mut loaded = config_file::load(is_named.then_some(file), directory)
+            .map_err(|error| error.to_string())?;
         let checked = start::check(&loaded.config);
         checked.map_err(|errors| errors.to_string())?;
         let read = secrets::read(&mut loaded.config, |name| std::env::var_os(name));

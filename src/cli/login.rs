@@ -107,8 +107,9 @@ async fn log_in(
     streams: &mut Streams,
 ) -> Result<String, LoginFailure> {
     let (name, config) = (&args.pool, &loaded.config);
-    let pool = config.pool(name.as_str());
-    let pool = pool.ok_or_else(|| LoginFailure::NoPool(name.clone()))?;
+    let pool = config
+        .pool(name.as_str())
+        .ok_or_else(|| LoginFailure::NoPool(name.clone()))?;
     if args.forget {
         return Ok(if login::forget(state, name)? {
             format!("the files of pool {name}'s login were removed")
@@ -132,8 +133,11 @@ async fn log_in(
         agent.authenticate(&wanted.id, streams).await?;
     }
     let kept = login::keep(state, name, &agent.home.0)?;
-    let files = kept.iter().map(|path| escape_for_display(path, 100));
-    let files = files.collect::<Vec<_>>().join(", ");
+    let files = kept
+        .iter()
+        .map(|path| escape_for_display(path, 100))
+        .collect::<Vec<_>>()
+        .join(", ");
     Ok(format!(
         "logged in: new sessions of pool {name} get {files} (in {}; `marshal login {name} --forget` removes them)",
         super::trust::display_path(&login::directory(state, name))
@@ -178,8 +182,11 @@ fn choose<'l>(logins: &'l [Login], wanted: Option<&str>) -> Result<&'l Login, St
     };
     found.ok_or_else(|| {
         let shown = wanted.map(|wanted| format!(" {}", escape_for_display(wanted, 80)));
-        let ids = logins.iter().map(|login| escape_for_display(&login.id, 80));
-        let ids = ids.collect::<Vec<_>>().join(", ");
+        let ids = logins
+            .iter()
+            .map(|login| escape_for_display(&login.id, 80))
+            .collect::<Vec<_>>()
+            .join(", ");
         let offered = match logins {
             [] => String::new(),
             _ => format!("; name one of: {ids}"),
@@ -291,8 +298,8 @@ impl<'a> Agent<'a> {
             ("USER", "agent"),
             ("LOGNAME", "agent"),
             ("SHELL", "/bin/sh"),
-        ];
-        let fixed = fixed.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
         let mut env = BTreeMap::from(fixed);
         env.extend(self.pool.env.set.clone());
         env.extend(more.clone());
@@ -418,8 +425,7 @@ impl Talk {
         self.input
             .write_all(format!("{request}\n").as_bytes())
             .await?;
-        let reply = timeout(most, self.reply(id)).await;
-        let reply = reply.unwrap_or_else(|_| {
+        let reply = timeout(most, self.reply(id)).await.unwrap_or_else(|_| {
             let why = format!("did not answer {method} within {} s", most.as_secs());
             Err(LoginFailure::Agent(why))
         })?;

@@ -116,9 +116,11 @@ fn orders(line: &Pool) -> Option<String> {
 }
 
 fn slot(line: &Slot, now: Time) -> Row {
-    let up = line.started_at.filter(|_| line.pid.is_some());
-    let up = up.and_then(|Time(since)| u64::try_from(now.0 - since).ok());
-    let up = up.map(Duration::from_micros);
+    let up = line
+        .started_at
+        .filter(|_| line.pid.is_some())
+        .and_then(|Time(since)| u64::try_from(now.0 - since).ok())
+        .map(Duration::from_micros);
     let exit = line.last_exit_code.map(|code| format!("last exit {code}"));
     let note = [line.note.clone(), exit].into_iter().flatten();
     Row {

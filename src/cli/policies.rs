@@ -265,8 +265,8 @@ fn build_layers(
     }
     let mut policy = Policy::load_layers(&layers).map_err(|error| error.to_string())?;
     if top.is_some() {
-        let below = Policy::load_layers(&layers[..layers.len() - 1]);
-        let below = below.map_err(|error| error.to_string())?;
+        let below =
+            Policy::load_layers(&layers[..layers.len() - 1]).map_err(|error| error.to_string())?;
         let name = format!("{}+{}", below.name(), policy.name());
         policy = policy.with_name(name);
     }

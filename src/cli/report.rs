@@ -211,8 +211,9 @@ fn denied(
     let mut kinds: Vec<DeniedGroup> = kinds.into_values().collect();
     kinds.sort_by_key(|kind| std::cmp::Reverse(kind.count));
     kinds.truncate(limits::REPORT_ROWS);
-    let known = config.map(|config| known_policies(around, config, streams));
-    let known = known.unwrap_or_default();
+    let known = config
+        .map(|config| known_policies(around, config, streams))
+        .unwrap_or_default();
     let tables = config.and_then(|config| Extractors::load(Some(config), None, streams).ok());
     for kind in kinds {
         let advice = advise(&kind.line, tables.as_ref(), &known);

@@ -54,8 +54,10 @@ impl BoundArgs {
     /// # Errors
     /// The time is not valid, or has passed.
     pub fn bounds(&self) -> Result<RunBounds, String> {
-        let until = self.until.as_deref();
-        let until = until.map(|text| next(text, Timestamp::now(), &TimeZone::system()));
+        let until = self
+            .until
+            .as_deref()
+            .map(|text| next(text, Timestamp::now(), &TimeZone::system()));
         let millis = |grace: Duration| u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         Ok(RunBounds {
             until_us: until.transpose()?.map(Timestamp::as_microsecond),

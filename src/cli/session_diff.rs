@@ -118,8 +118,9 @@ fn read_changes(
     reader: &Reader,
     session: &SessionId,
 ) -> Result<Option<ReportedChanges>, JournalError> {
-    let stored = reader.session(session)?;
-    let stored = stored.ok_or_else(|| JournalError::NoSession(session.clone()))?;
+    let stored = reader
+        .session(session)?
+        .ok_or_else(|| JournalError::NoSession(session.clone()))?;
     let mut changes = None;
     for task in reader.tasks_of_session(&stored)? {
         let report = task.result.as_deref().map(read_report);

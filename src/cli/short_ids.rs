@@ -94,8 +94,12 @@ pub(super) fn complete_id(
     text: &str,
     state: &Path,
 ) -> Result<Option<(PathBuf, String)>, AmbiguousId> {
-    let locals = std::fs::read_dir(state.join("local")).into_iter().flatten();
-    let locals = locals.take(LOCALS).flatten().map(|entry| entry.path());
+    let locals = std::fs::read_dir(state.join("local"))
+        .into_iter()
+        .flatten()
+        .take(LOCALS)
+        .flatten()
+        .map(|entry| entry.path());
     let mut matches = Vec::new();
     for place in std::iter::once(state.to_owned()).chain(locals) {
         let read = open_journal(&place)

@@ -77,8 +77,9 @@ pub fn show(state: &Path, session: &SessionId, json: bool, streams: &mut Streams
 }
 
 fn facts(reader: &Reader, session: &SessionId) -> Result<Facts, JournalError> {
-    let stored = reader.session(session)?;
-    let stored = stored.ok_or_else(|| JournalError::NoSession(session.clone()))?;
+    let stored = reader
+        .session(session)?
+        .ok_or_else(|| JournalError::NoSession(session.clone()))?;
     let run = stored.run.as_ref().and_then(|run| RunId::new(run).ok());
     let task = stored.task.as_ref().and_then(|task| TaskId::new(task).ok());
     let attempts = match run.zip(task) {

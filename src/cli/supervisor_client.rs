@@ -123,8 +123,10 @@ impl Client {
         tasks: &[TaskSpec],
         bounds: RunBounds,
     ) -> Result<RunId, ClientError> {
-        let tasks = tasks.iter().map(TaskBody::from_spec);
-        let tasks = tasks.collect::<Result<_, _>>();
+        let tasks = tasks
+            .iter()
+            .map(TaskBody::from_spec)
+            .collect::<Result<_, _>>();
         let tasks =
             tasks.map_err(|(key, why)| ClientError::Unsendable(format!("a {key} {why}")))?;
         let body = serde_json::to_value(NewRun {
@@ -171,8 +173,8 @@ impl Client {
         let lost = |why: &str| ClientError::Lost(why.to_owned());
         let events = self.watched.as_mut().ok_or_else(|| lost("no run"))?;
         let line = next_line(events).await?;
-        let item = json_lines::read_item(&line);
-        let item = item.map_err(|error| ClientError::Lost(error.to_string()))?;
+        let item =
+            json_lines::read_item(&line).map_err(|error| ClientError::Lost(error.to_string()))?;
         Ok((item, line))
     }
 
@@ -246,8 +248,7 @@ impl Client {
         (directory, additional): (&Path, &[String]),
         session: Option<&SessionId>,
     ) -> Result<WebSocketStream<TokioIo<Upgraded>>, ClientError> {
-        let text = directory.to_str();
-        let text = text.ok_or_else(|| {
+        let text = directory.to_str().ok_or_else(|| {
             ClientError::Unsendable("the name of the directory is not UTF-8".to_owned())
         })?;
         let session = session.map(|session| format!("&session={session}"));
@@ -272,8 +273,9 @@ impl Client {
         pool: &PoolName,
         cursor: Option<&str>,
     ) -> Result<(Vec<ConversationItem>, Option<String>), ClientError> {
-        let cursor = cursor.map(|cursor| format!("?cursor={}", encode(cursor)));
-        let cursor = cursor.unwrap_or_default();
+        let cursor = cursor
+            .map(|cursor| format!("?cursor={}", encode(cursor)))
+            .unwrap_or_default();
         let path = format!("/api/v1/pools/{pool}/conversations{cursor}");
         let page: Page<ConversationItem> = self.get(&path).await?;
         Ok((page.items, page.next))
@@ -302,8 +304,10 @@ impl Client {
 /// The data of the next event of a stream of lines.
 async fn next_line(events: &mut EventStream) -> Result<String, ClientError> {
     let lost = |why: &str| ClientError::Lost(why.to_owned());
-    let event = events.next().await?;
-    let event = event.ok_or_else(|| lost("the connection was closed"))?;
+    let event = events
+        .next()
+        .await?
+        .ok_or_else(|| lost("the connection was closed"))?;
     if event.name != "end" {
         return Ok(event.data);
     }

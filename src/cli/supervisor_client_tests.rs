@@ -88,8 +88,10 @@ async fn a_refusal_and_a_broken_stream_are_errors_with_their_codes() {
     let refused = client.submit(&huge, no_bounds()).await;
     assert!(matches!(refused, Err(ClientError::Unsendable(_))));
 
-    let run = client.submit(&[spec("a", "hang")], no_bounds()).await;
-    let run = run.expect("taken in");
+    let run = client
+        .submit(&[spec("a", "hang")], no_bounds())
+        .await
+        .expect("taken in");
     let other = RunId::new("other").expect("id");
     let missing = client.cancel(&other).await.expect_err("missing");
     assert_eq!(missing.exit(), Exit::Usage);

@@ -217,8 +217,8 @@ async fn cancel(
 
 /// The whole id of a run, of which the end is enough.
 fn whole_run(state: &Path, run: &str) -> Result<String, Problem> {
-    let found = complete_id(IdKind::Run, run, state);
-    let found = found.map_err(|error| Problem::Id(error.to_string()))?;
+    let found =
+        complete_id(IdKind::Run, run, state).map_err(|error| Problem::Id(error.to_string()))?;
     Ok(found.map_or_else(|| run.to_owned(), |(_, run)| run))
 }
 

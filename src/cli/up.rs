@@ -21,8 +21,10 @@ use marshal_telemetry::labels::ReloadCause;
 /// The unfinished runs of earlier starts, oldest first; none if the journal cannot be read.
 #[must_use]
 pub fn unfinished(journal: &Journal) -> Vec<StoredRun> {
-    let read = journal.reader().map_err(|error| error.to_string());
-    let read = read.and_then(|reader| reader.unfinished_runs().map_err(|error| error.to_string()));
+    let read = journal
+        .reader()
+        .map_err(|error| error.to_string())
+        .and_then(|reader| reader.unfinished_runs().map_err(|error| error.to_string()));
     read.unwrap_or_else(|why| {
         tracing::error!(why, "cannot read the unfinished runs, so none is resumed");
         Vec::new()
@@ -136,8 +138,9 @@ mod tests {
         let (mut streams, _, err) = Streams::captured(false);
         let any: SocketAddr = "127.0.0.1:0".parse().expect("address");
         let any = any.into();
-        let http = listen(&any, SupervisorKind::Daemon, &mut streams.err).await;
-        let http = http.expect("bound");
+        let http = listen(&any, SupervisorKind::Daemon, &mut streams.err)
+            .await
+            .expect("bound");
         let kind = SupervisorKind::Daemon;
         let listeners = Listeners::open_fake(dir.path(), &fleet, kind, http, Arc::default());
         change(&listeners);
@@ -186,8 +189,8 @@ mod tests {
     async fn a_second_signal_ends_a_listener_that_does_not_close() {
         let daemon = daemon_with(FakeFleet::new(), |listeners| {
             listeners.serve_also(std::future::pending());
-        });
-        let daemon = daemon.await;
+        })
+        .await;
         daemon.signals.send(Signal::Terminate).await.expect("sent");
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!daemon.done.is_finished());
@@ -232,8 +235,10 @@ mod tests {
         assert_eq!(ended.expect_err("ends"), Exit::CannotStart);
         // Nobody chose that port.
         let default = ListenConfig::from(taken).by_default();
-        let other = listen(&default, SupervisorKind::Daemon, &mut streams.err).await;
-        let other = other.expect("bound").and_then(|listener| listener.addr());
+        let other = listen(&default, SupervisorKind::Daemon, &mut streams.err)
+            .await
+            .expect("bound")
+            .and_then(|listener| listener.addr());
         assert_ne!(other.expect("an address"), taken);
         let err_text = err.text();
         assert!(

@@ -238,8 +238,10 @@ pub(super) fn read(pool: &Section<'_>, is_discovered: bool) -> Draft {
     let mut own = Vec::new();
     let auth = pool.get("auth").and_then(|item| read_id(&item));
     own.extend(auth.iter().map(|found| found.1.clone()));
-    let logout = pool.boolean("logout");
-    let logout = logout.filter(|found| found.value).map(|found| found.place);
+    let logout = pool
+        .boolean("logout")
+        .filter(|found| found.value)
+        .map(|found| found.place);
     own.extend(logout.clone());
     let options = read_options(pool, &mut own);
     let skips = pool
@@ -254,13 +256,16 @@ pub(super) fn read(pool: &Section<'_>, is_discovered: bool) -> Draft {
         );
         pool.diagnostics.report(&skips.place, message, help);
     }
-    let reply = pool.keyword("permission_reply", &[]);
-    let reply = reply.filter(|found| found.value != PermissionReply::Acp);
+    let reply = pool
+        .keyword("permission_reply", &[])
+        .filter(|found| found.value != PermissionReply::Acp);
     own.extend(reply.iter().map(|found| found.place.clone()));
     let mut routed = Vec::new();
     let mcp_servers = read_mcp_servers(pool, &mut routed);
-    let list = pool.get("mcp_servers").map(|item| item.place);
-    let list = list.filter(|_| !mcp_servers.is_empty());
+    let list = pool
+        .get("mcp_servers")
+        .map(|item| item.place)
+        .filter(|_| !mcp_servers.is_empty());
     let report_denials = pool.keyword("report_denials", &[]);
     Draft {
         acp: AcpSettings {
@@ -433,8 +438,7 @@ fn read_mcp_server(item: &Entry<'_>, routed: &mut Vec<(Place, String)>) -> Optio
         }
         Some(found.value)
     });
-    let kind = section.keyword("type", &[]);
-    let kind = kind.map_or(
+    let kind = section.keyword("type", &[]).map_or(
         ServerKind::Stdio,
         |found: super::table::Located<ServerKind>| found.value,
     );

@@ -69,8 +69,10 @@ pub(super) fn read(
     let model = read_model_or_mode(pool, "model");
     let mode = read_model_or_mode(pool, "mode");
     let own_command = item.as_ref().is_some_and(|item| !item.is_fallback());
-    let program = given.as_ref().and_then(|words| words.first());
-    let program = program.map(|word| word.place.clone());
+    let program = given
+        .as_ref()
+        .and_then(|words| words.first())
+        .map(|word| word.place.clone());
     let mut words: Vec<String> = given.into_iter().flatten().map(|word| word.value).collect();
     if let Some(preset) = preset.filter(|_| !own_command && model.is_some()) {
         words.extend(preset.model_args.iter().cloned());

@@ -128,8 +128,10 @@ static BUILT_IN: LazyLock<(String, Prices)> = LazyLock::new(|| {
     file.map_or_else(
         |_| (String::new(), Prices::new()),
         |file| {
-            let rows = file.model.into_iter();
-            let rows = rows.filter_map(|(name, row)| Some((name, row.price()?)));
+            let rows = file
+                .model
+                .into_iter()
+                .filter_map(|(name, row)| Some((name, row.price()?)));
             (file.date, rows.collect())
         },
     )
@@ -347,8 +349,10 @@ pub(super) fn check_costs_known(root: &Section<'_>, drafts: &[PoolDraft], prices
         if pool.budget.has_cost() && !can_know_cost(pool, prices) {
             let message = "the pool has a cost budget, but its model has no price: marshal cannot enforce the budget";
             let help = "add [price.\"MODEL\"] with input and output, in US dollars per million tokens, for the pool's models, or use a token budget";
-            let place = item.section().and_then(|of| of.get("budget"));
-            let place = place.unwrap_or(item);
+            let place = item
+                .section()
+                .and_then(|of| of.get("budget"))
+                .unwrap_or(item);
             place.report(message, Some(help.to_owned()));
         }
     }

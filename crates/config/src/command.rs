@@ -25,8 +25,11 @@ impl Pool {
     pub fn argv(&self, fill: PlaceholderValues<'_>) -> Vec<String> {
         let found = self.program.iter().flat_map(|program| program.argv.iter());
         let skipped = usize::from(self.program.is_some());
-        let rest = self.command.iter().skip(skipped);
-        let rest = rest.map(|word| self.fill_placeholders(word, fill));
+        let rest = self
+            .command
+            .iter()
+            .skip(skipped)
+            .map(|word| self.fill_placeholders(word, fill));
         found.cloned().chain(rest).collect()
     }
 

@@ -161,8 +161,11 @@ impl AllowedHost {
             Some((_, port)) if port.contains(':') => return Err(HostNameError::Address.message()),
             Some((host, port)) => {
                 let is_plain = port.bytes().all(|byte| byte.is_ascii_digit());
-                let port = port.parse::<u16>().ok().filter(|port| *port > 0);
-                let port = port.filter(|_| is_plain && !text.contains(":0"));
+                let port = port
+                    .parse::<u16>()
+                    .ok()
+                    .filter(|port| *port > 0)
+                    .filter(|_| is_plain && !text.contains(":0"));
                 (
                     host,
                     port.ok_or("the port is not a number from 1 to 65535")?,

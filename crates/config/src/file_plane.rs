@@ -52,21 +52,23 @@ pub(super) fn read(pool: &Section<'_>, context: &PoolContext<'_>, size: u16) -> 
         let help = Some(help.to_owned());
         section.diagnostics.report(&section.place, message, help);
     }
-    let dir = dir.and_then(|item| item.text_like(paths::PATTERN));
-    let dir = dir.filter(|found| {
-        let fault = paths::path_error(&found.value);
-        if let Some(fault) = fault {
-            section.diagnostics.report(&found.place, fault, None);
-        } else if context.is_discovered {
-            let message = "a discovered supervisor.toml may not take requests from a directory";
-            let help = Some(TRUST_HELP.to_owned());
-            section.diagnostics.report(&found.place, message, help);
-        }
-        fault.is_none()
-    });
+    let dir = dir
+        .and_then(|item| item.text_like(paths::PATTERN))
+        .filter(|found| {
+            let fault = paths::path_error(&found.value);
+            if let Some(fault) = fault {
+                section.diagnostics.report(&found.place, fault, None);
+            } else if context.is_discovered {
+                let message = "a discovered supervisor.toml may not take requests from a directory";
+                let help = Some(TRUST_HELP.to_owned());
+                section.diagnostics.report(&found.place, message, help);
+            }
+            fault.is_none()
+        });
     let answers = section.boolean("answers");
-    let answers_as = section.get("answers_as");
-    let answers_as = answers_as.and_then(|item| item.text_like(APPROVER));
+    let answers_as = section
+        .get("answers_as")
+        .and_then(|item| item.text_like(APPROVER));
     let approver = answers_as.as_ref().and_then(|found| {
         let approver = Approver::new(&found.value);
         if approver.is_none() {
@@ -108,8 +110,10 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool) {
     if pool.approval.approvers.contains(&plane.answers_as) {
         return;
     }
-    let place = section.section("file_plane").get("answers");
-    let place = place.map_or(section.place.clone(), |item| item.place);
+    let place = section
+        .section("file_plane")
+        .get("answers")
+        .map_or(section.place.clone(), |item| item.place);
     let message = format!(
         "the file plane answers as \"{}\", which is not in approval.approvers of the pool",
         plane.answers_as
@@ -138,8 +142,10 @@ pub(super) fn check_separate_directories<'w>(
             continue;
         };
         let pools = drafts.iter().map(|draft| &draft.pool);
-        let worked = pools.flat_map(working_dirs).map(|(dir, _)| dir);
-        let worked = worked.chain(workspaces.iter().copied());
+        let worked = pools
+            .flat_map(working_dirs)
+            .map(|(dir, _)| dir)
+            .chain(workspaces.iter().copied());
         for workspace in worked {
             if meet(&plane.dir, workspace) {
                 let message = format!(

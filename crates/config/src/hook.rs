@@ -76,8 +76,8 @@ impl HookUrl {
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let rest = text
             .strip_prefix("https://")
-            .or_else(|| text.strip_prefix("http://"));
-        let rest = rest.ok_or("an address begins with https:// or http://")?;
+            .or_else(|| text.strip_prefix("http://"))
+            .ok_or("an address begins with https:// or http://")?;
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         let (authority, path) = rest.split_at(end);
         let port = split_port(authority).map(|(_, port)| port);
@@ -227,8 +227,9 @@ fn read(name: &str, item: &Entry<'_>, dir: &Path, drafts: &[PoolDraft]) -> Optio
 /// Reads the URL, if the hook has one.
 fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<HookAddress> {
     let diagnostics = section.diagnostics;
-    let url = section.get("url");
-    let url = url.and_then(|item| item.text_like(URL_PATTERN));
+    let url = section
+        .get("url")
+        .and_then(|item| item.text_like(URL_PATTERN));
     let url = url.and_then(|found| match HookUrl::parse(&found.value) {
         Ok(url) => Some(url),
         Err(fault) => {
@@ -253,17 +254,18 @@ fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<Hook
         }
         source.map(Secret::new)
     });
-    let ca = section.get("ca");
-    let ca = ca.and_then(|item| item.text_like(paths::PATTERN));
-    let ca = ca.map(|found| {
-        if let Some(fault) = paths::path_error(&found.value) {
-            diagnostics.report(&found.place, fault, None);
-        }
-        CertificateAuthorities {
-            path: paths::absolute(dir, &found.value),
-            pem: None,
-        }
-    });
+    let ca = section
+        .get("ca")
+        .and_then(|item| item.text_like(paths::PATTERN))
+        .map(|found| {
+            if let Some(fault) = paths::path_error(&found.value) {
+                diagnostics.report(&found.place, fault, None);
+            }
+            CertificateAuthorities {
+                path: paths::absolute(dir, &found.value),
+                pem: None,
+            }
+        });
     Some(HookAddress {
         url: url?,
         secret: secret?,

@@ -228,8 +228,9 @@ fn read_token(section: &Section<'_>, dir: &Path) -> Option<NamedToken> {
                 .report(&section.place, message, Some(help.to_owned()));
         }
     }
-    let file = file.and_then(|item| item.text_like(paths::PATTERN));
-    let file = file.and_then(|text| file_path(section, &text, dir));
+    let file = file
+        .and_then(|item| item.text_like(paths::PATTERN))
+        .and_then(|text| file_path(section, &text, dir));
     let role = role.and_then(|item| item.keyword(&[]));
     section.reject_unknown_keys(&["expires"], &[("roles", "role"), ("path", "file")]);
     Some(NamedToken {

@@ -405,16 +405,7 @@ fn check_has_pools(root: &Section<'_>, table: &Section<'_>) {
 
 /// Reads `[supervisor]`.
 fn read_supervisor(section: &Section<'_>, dir: &Path, http: &HttpConfig) -> Supervisor {
-    let state_dir = section.get("state_dir");
-    let state_dir = state_dir.and_then(|item| item.text_like(paths::PATTERN_OR_EMPTY));
-    let state_dir = state_dir.filter(|found| {
-        let fault = paths::path_error(&found.value).filter(|_| !found.value.is_empty());
-        if let Some(fault) = fault {
-            let help = "leave it out for $STATE_DIRECTORY, $XDG_STATE_HOME/marshal or ~/.local/state/marshal";
-            section.diagnostics.report(&found.place, fault, Some(help.to_owned()));
-        }
-        fault.is_none() && !found.value.is_empty()
-    });
+    let state_dir = section.get("state_dir").and_then(|item| item.text_like(paths::PATTERN_OR_EMPTY)).filter(|found| { let fault = paths::path_error(&found.value).filter(|_| !found.value.is_empty()); if let Some(fault) = fault { let help = "leave it out for $STATE_DIRECTORY, $XDG_STATE_HOME/marshal or ~/.local/state/marshal"; section.diagnostics.report(&found.place, fault, Some(help.to_owned())); } fault.is_none() && !found.value.is_empty() });
     let listen = section
         .get("listen")
         .and_then(|item| http.read_listen(&item, section.diagnostics));

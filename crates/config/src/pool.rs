@@ -305,8 +305,10 @@ fn check_consistency(
     runner::check_consistency(section, pool, context.is_discovered.then_some(context.dir));
     engine_tools::check_consistency(section.diagnostics, pool, blame.engine_tools.as_ref());
     file_plane::check_consistency(section, pool);
-    let place = section.section("approval").get("when_waiting");
-    let place = place.map_or(section.place.clone(), |item| item.place);
+    let place = section
+        .section("approval")
+        .get("when_waiting")
+        .map_or(section.place.clone(), |item| item.place);
     approval::check_release_resumes(section.diagnostics, pool, &place);
 }
 
@@ -380,8 +382,9 @@ fn read_workspace(
     let is_table = item.is_none_or(|item| !matches!(item.value(), DeValue::String(_)));
     let (path, mode, (mask, slice)) = if is_table {
         let table = section.section("workspace");
-        let path = table.get("path");
-        let path = path.and_then(|item| item.text_like(paths::PATTERN));
+        let path = table
+            .get("path")
+            .and_then(|item| item.text_like(paths::PATTERN));
         let mode = table.keyword("mode", &[]);
         let word = mode.as_ref().map_or(WorkspaceMode::Copy, |mode| mode.value);
         let launcher = launcher.map_or(Launcher::Unshare, |found| found.value);

@@ -178,16 +178,19 @@ pub(super) fn with_preset(pool: Section<'_>) -> (Section<'_>, Option<&'static Pr
         agent.report_unknown(&name.value, &names(), UNSUPPORTED_AGENTS, &one_of(&names()));
         return (pool, None);
     };
-    let network = pool.get("network");
-    let network = network.and_then(|item| string_value(item.value()));
+    let network = pool
+        .get("network")
+        .and_then(|item| string_value(item.value()));
     let is_routed = match network.as_deref() {
         // What its model needs stays as it is: the proxy comes beside it.
         None | Some(PROXY) => preset.is_routed(),
         Some(network) => network == ROUTES,
     };
-    let launcher = pool.get("launcher");
-    let launcher = launcher.and_then(|item| string_value(item.value()));
-    let launcher = launcher.as_deref().and_then(Launcher::parse);
+    let launcher = pool
+        .get("launcher")
+        .and_then(|item| string_value(item.value()))
+        .as_deref()
+        .and_then(Launcher::parse);
     let is_elsewhere = launcher.is_some_and(|of| of.is_remote() || (of.uses_image() && !is_routed));
     let table = if is_elsewhere {
         &preset.remote_table

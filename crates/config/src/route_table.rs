@@ -477,10 +477,10 @@ mod tests {
     #[test]
     fn a_port_follows_from_its_routes_name_and_stays_when_others_come() {
         let give = |names: &[&str], taken: BTreeMap<u16, String>| {
-            let routes = names
+            let mut routes = names
                 .iter()
-                .map(|name| ((*name).to_owned(), default_route(name)));
-            let mut routes = routes.collect();
+                .map(|name| ((*name).to_owned(), default_route(name)))
+                .collect();
             assign_ports(&mut routes, taken);
             routes
                 .into_iter()

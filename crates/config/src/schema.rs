@@ -109,8 +109,10 @@ fn value_schema(forms: &KeyTypes, key: &str) -> Value {
     };
     add(&mut object, key_rules(key));
     let row = row(key);
-    let meaning = row.as_ref().map(|row| row.meaning.clone());
-    let meaning = meaning.or_else(|| section_description(key));
+    let meaning = row
+        .as_ref()
+        .map(|row| row.meaning.clone())
+        .or_else(|| section_description(key));
     let words: Vec<String> = meaning.into_iter().chain(bounds).collect();
     if !words.is_empty() {
         add(&mut object, json!({"description": words.join(" ")}));

@@ -404,11 +404,13 @@ fn put_env(table: &mut RenderedTable, env: &Env, preset: Option<&Preset>) {
             .and_then(preset_value)
             .is_some_and(|preset_value| preset_value == value)
     };
-    let plain = set.iter().filter(|(name, value)| !is_own(name, value));
-    let plain = plain.map(|(name, value)| {
-        let hide = environment::is_likely_secret(name);
-        (name.clone(), text(if hide { REDACTED } else { value }))
-    });
+    let plain = set
+        .iter()
+        .filter(|(name, value)| !is_own(name, value))
+        .map(|(name, value)| {
+            let hide = environment::is_likely_secret(name);
+            (name.clone(), text(if hide { REDACTED } else { value }))
+        });
     let hidden = secrets.keys().map(|name| (name.clone(), text(REDACTED)));
     let mut entries: Vec<_> = plain.chain(hidden).collect();
     entries.sort_by(|(a, _), (b, _)| a.cmp(b));

@@ -70,8 +70,9 @@ fn read_template(
     names: &[String],
 ) -> Option<Template> {
     let found = section.texts_like("roles", NAME_PATTERN);
-    let planner = section.get("planner");
-    let planner = planner.and_then(|item| item.text_like(NAME_PATTERN));
+    let planner = section
+        .get("planner")
+        .and_then(|item| item.text_like(NAME_PATTERN));
     let plan = section.get("plan").and_then(|item| item.text());
     let mode = section.keyword("mode", &[]);
     let instructions = section.get("instructions").and_then(|item| item.text());

@@ -72,8 +72,8 @@ fn refused_by(origin: &Origin, text: &str, expect: &str) {
 }
 
 fn accepted_by(origin: &Origin, text: &str) -> Config {
-    let config = Config::parse(text, origin);
-    let config = config.unwrap_or_else(|errors| panic!("{text}\n{}", errors_text(&errors)));
+    let config = Config::parse(text, origin)
+        .unwrap_or_else(|errors| panic!("{text}\n{}", errors_text(&errors)));
     schema::accepts(text);
     show::is_read_again(&config, origin);
     config

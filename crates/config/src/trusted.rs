@@ -195,8 +195,10 @@ pub fn working_dirs(pool: &Pool) -> impl Iterator<Item = (&Path, &'static str)> 
 /// The directories that they change in place.
 pub fn writable_dirs(pool: &Pool) -> impl Iterator<Item = (&Path, &'static str)> {
     let is_written = pool.workspace.mode == WorkspaceMode::Rw;
-    let workspace = pool.local_workspace().filter(|_| is_written);
-    let workspace = workspace.map(|dir| (dir, WORKSPACE));
+    let workspace = pool
+        .local_workspace()
+        .filter(|_| is_written)
+        .map(|dir| (dir, WORKSPACE));
     workspace.into_iter().chain(runner_dir(pool))
 }
 

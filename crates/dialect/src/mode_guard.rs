@@ -49,11 +49,14 @@ impl ModeGuard {
             self.initial.get_or_insert_with(|| mode.raw().to_owned());
             return None;
         }
-        let began = self.initial.as_deref().map(UntrustedText::from);
-        let began = began.map_or_else(
-            || "the mode it started in".to_owned(),
-            |mode| mode.escape_for_display(80),
-        );
+        let began = self
+            .initial
+            .as_deref()
+            .map(UntrustedText::from)
+            .map_or_else(
+                || "the mode it started in".to_owned(),
+                |mode| mode.escape_for_display(80),
+            );
         Some(ChannelError::UnsafeState(format!(
             "the agent switched to the mode {}, in which it asks for less than in {began}, so the supervisor stopped it; start it in that mode if this is intended",
             mode.escape_for_display(80)

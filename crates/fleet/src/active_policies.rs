@@ -136,8 +136,10 @@ fn versions(config: &Config, policies: &Policies) -> Result<Vec<Arc<PolicyVersio
             .shadow_policy
             .as_ref()
             .map(|name| find(name).map(|loaded| Shadow::new(&pool.name, name.clone(), loaded)));
-        let layered = policies.layered.iter();
-        let layered = layered.filter(|((base, _), _)| *base == pool.policy);
+        let layered = policies
+            .layered
+            .iter()
+            .filter(|((base, _), _)| *base == pool.policy);
         Ok(Arc::new(PolicyVersion {
             base: find(&pool.policy)?,
             layered: layered

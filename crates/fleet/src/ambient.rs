@@ -80,8 +80,10 @@ impl Ambient {
         let Source::Host(permits) = &self.0 else {
             return Ok(work());
         };
-        let permit = Arc::clone(permits).acquire_owned().await;
-        let permit = permit.map_err(|_| Interrupted)?;
+        let permit = Arc::clone(permits)
+            .acquire_owned()
+            .await
+            .map_err(|_| Interrupted)?;
         let task = tokio::task::spawn_blocking(move || {
             // Returned by the thread: the caller may be cancelled long before the work ends.
             let _permit = permit;

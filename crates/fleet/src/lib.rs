@@ -459,8 +459,7 @@ impl FleetHandle {
         let ambient = &self.0.shared.ambient;
         let resolved = ambient
             .run_blocking(move || std::fs::canonicalize(requested))
-            .await;
-        let resolved = resolved
+            .await
             .map_err(|_| SubmitError::Stopping)?
             .map_err(|error| bad(format!("workspace {shown}: {error}")))?;
         if is_writable && resolved != path {

@@ -85,8 +85,10 @@ pub(super) fn build_pools(
 
 /// Builds the upstreams of a pool's routes.
 fn build_upstreams(config: &Config, pool: &Pool) -> Result<Vec<Arc<Upstream>>, StartError> {
-    let routes = pool.routes.iter();
-    let routes = routes.filter_map(|port| config.routes.get(&port.name));
+    let routes = pool
+        .routes
+        .iter()
+        .filter_map(|port| config.routes.get(&port.name));
     let upstreams = routes.map(|route| {
         let upstream = Upstream::new(route).map_err(|source| StartError::Route {
             pool: pool.name.clone(),
@@ -107,8 +109,10 @@ fn build_delegate(config: &Config, pool: &Pool) -> Result<Option<Arc<Delegate>>,
         delegate: name.clone(),
         why,
     };
-    let settings = config.delegates.get(name);
-    let settings = settings.ok_or_else(|| bad("it does not exist".to_owned()))?;
+    let settings = config
+        .delegates
+        .get(name)
+        .ok_or_else(|| bad("it does not exist".to_owned()))?;
     let delegate = Delegate::new(&pool.name, settings).map_err(|error| bad(error.to_string()))?;
     Ok(Some(Arc::new(delegate)))
 }

@@ -144,8 +144,10 @@ impl TaskReport {
             .as_ref()
             .map(|s| parse_id("session", s, SessionId::new));
         let outcome = row.outcome.as_deref().unwrap_or_default();
-        let took = row.begun_at_us.zip(row.ended_at_us);
-        let took = took.map_or(0, |(from, to)| to.saturating_sub(from));
+        let took = row
+            .begun_at_us
+            .zip(row.ended_at_us)
+            .map_or(0, |(from, to)| to.saturating_sub(from));
         Ok(Self {
             run: run.clone(),
             task: parse_id("task", &row.id, TaskId::new)?,

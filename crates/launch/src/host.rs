@@ -81,8 +81,11 @@ impl Host for Spawner {
     ) -> BoxFuture<'_, Result<Child, SpawnError>> {
         Box::pin(async move {
             let launched = self.spawn(plan).await?;
-            let group = launched.process.leaf.as_ref();
-            let group = group.map(|leaf| leaf.group().clone());
+            let group = launched
+                .process
+                .leaf
+                .as_ref()
+                .map(|leaf| leaf.group().clone());
             let (keeper, ended) = keeper::start_keeper(launched.process, waits);
             Ok(Child {
                 pid: launched.pid,

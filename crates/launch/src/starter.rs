@@ -186,8 +186,9 @@ fn open_sandbox_entry(
     let entry = plan
         .sandbox
         .shim_plan()
-        .is_some_and(|shim_plan| shim_plan.has_entry);
-    let entry = entry.then(|| SandboxEntry::open(marker)).transpose();
+        .is_some_and(|shim_plan| shim_plan.has_entry)
+        .then(|| SandboxEntry::open(marker))
+        .transpose();
     Ok(entry.map_err(SpawnError::Fork)?.unzip())
 }
 

@@ -111,8 +111,9 @@ impl Budget {
                 let Some(number) = number else {
                     return Ok(None);
                 };
-                let read = u64::try_from(number).ok();
-                let read = read.filter(|number| (1..=most).contains(number));
+                let read = u64::try_from(number)
+                    .ok()
+                    .filter(|number| (1..=most).contains(number));
                 let expected = || format!("a whole number from 1 to {most}");
                 let key = format!("budget.{key}");
                 let wrong = || invalid_value(&layer.name, &key, &number.to_string(), &expected());

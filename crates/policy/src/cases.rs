@@ -131,8 +131,11 @@ impl Case {
             })
         };
         let expect = decision("expect", &line.expect)?;
-        let also = line.also_ok.iter().map(|word| decision("also_ok", word));
-        let also = also.collect::<Result<_, _>>()?;
+        let also = line
+            .also_ok
+            .iter()
+            .map(|word| decision("also_ok", word))
+            .collect::<Result<_, _>>()?;
         let request = match line.class.as_deref() {
             None => request(&line.tool, &line.input),
             Some(class) => classed(class, &line.input).ok_or_else(|| CaseError::Class {

@@ -181,8 +181,10 @@ fn methods(text: Option<OneOrMore>, permits: bool) -> Result<Vec<String>, String
 
 fn globs(key: &str, text: Option<OneOrMore>) -> Result<Vec<globset::GlobMatcher>, String> {
     let names = text.map(|names| names.0).unwrap_or_default();
-    let globs = names.iter().map(|name| mcp::compile_glob(name));
-    let globs = globs.collect::<Result<_, _>>();
+    let globs = names
+        .iter()
+        .map(|name| mcp::compile_glob(name))
+        .collect::<Result<_, _>>();
     globs.map_err(|why| format!("`{key}`: {why}"))
 }
 

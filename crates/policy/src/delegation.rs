@@ -321,8 +321,7 @@ mod tests {
             let result = object(&item);
             let twice = if is_twice { format!("\"result\": {result},") } else { String::new() };
             let answer = format!("{{{twice}\"result\": {result}}}{after}");
-            let word = only(&item, "decision").ok().flatten();
-            let word = word.and_then(|json| serde_json::from_str::<String>(json).ok());
+            let word = only(&item, "decision").ok().flatten().and_then(|json| serde_json::from_str::<String>(json).ok());
             let word = word.and_then(|word| Decision::parse(&word));
             let has_reason = only(&item, "reason").is_ok_and(|json| {
                 json.is_none_or(|json| json.starts_with('"'))

@@ -197,8 +197,10 @@ pub(super) fn evaluate_tool_rules(
 /// The number of uses in this request of rules with a limit per turn.
 fn count_rule_uses(policy: &Policy, outcome: &Outcome) -> Vec<(Arc<str>, u32)> {
     let count = |id: &Arc<str>| {
-        let parts = outcome.parts.iter();
-        let parts = parts.filter(|part| part.hits.iter().any(|hit| hit.id == *id));
+        let parts = outcome
+            .parts
+            .iter()
+            .filter(|part| part.hits.iter().any(|hit| hit.id == *id));
         u32::try_from(parts.count()).unwrap_or(u32::MAX)
     };
     let counted = policy
@@ -413,8 +415,9 @@ fn conclude(policy: &Policy, outcome: Outcome) -> PolicyDecision {
 /// The decision of a dry run: nothing is allowed, and what only that policy denies is asked.
 /// `default` counts for what no rule allows.
 fn decide_dry_run(default: Decision, outcome: &Outcome) -> Decision {
-    let parts = outcome.parts.iter();
-    let parts = parts
+    let parts = outcome
+        .parts
+        .iter()
         .map(|part| part.strictest(default, Hit::dry_run_decision))
         .max();
     let whole = outcome.hits.iter().map(Hit::dry_run_decision).max();

@@ -290,8 +290,8 @@ fn parse_zone(text: &str) -> Result<Zone, String> {
         Some(b'-') => -1,
         _ => return Err(wrong()),
     };
-    let minutes = parse_minute(&text[1..]).filter(|of| *of <= 14 * 60);
-    let minutes = minutes
+    let minutes = parse_minute(&text[1..])
+        .filter(|of| *of <= 14 * 60)
         .and_then(|of| i16::try_from(of).ok())
         .ok_or_else(wrong)?;
     Ok(Zone::Before(sign * minutes))

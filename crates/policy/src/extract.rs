@@ -262,14 +262,17 @@ impl Extractor {
         if document.schema != 1 {
             return Err(ExtractorError::Schema(document.schema));
         }
-        let shown = document.shell_text.map(|text| {
-            let place = FieldPath::parse(&text.field);
-            place.map(|place| (place, text.begins))
-        });
-        let shown = shown.transpose().map_err(|what| ExtractorError::Tool {
-            tool: "shell_text".to_owned(),
-            what,
-        })?;
+        let shown = document
+            .shell_text
+            .map(|text| {
+                let place = FieldPath::parse(&text.field);
+                place.map(|place| (place, text.begins))
+            })
+            .transpose()
+            .map_err(|what| ExtractorError::Tool {
+                tool: "shell_text".to_owned(),
+                what,
+            })?;
         let mut tools = BTreeMap::new();
         for (name, text) in document.tool {
             let mut entry = ToolEntry::from_text(text, document.closed.as_deref());

@@ -386,8 +386,11 @@ fn find_shadowed(rule: &RuleText, denies: &[&RuleText]) -> Vec<(String, String)>
     let is_shell = |rule: &RuleText| rule.tool.0.iter().any(|tool| tool == "shell");
     let mut found = Vec::new();
     if is_shell(rule) {
-        let exact = rule.exact.iter().flatten();
-        let exact = exact.map(|text| text.split_whitespace().map(str::to_owned).collect());
+        let exact = rule
+            .exact
+            .iter()
+            .flatten()
+            .map(|text| text.split_whitespace().map(str::to_owned).collect());
         let mut commands: Vec<Vec<String>> = exact.collect();
         for program in rule_programs(rule) {
             let rest = rule.argv.iter().flatten().skip(1);

@@ -106,11 +106,14 @@ impl ShellEvaluator<'_, '_, '_> {
         }
         // The commands are not needed any more: their texts move into the displayed parts.
         for (part, command) in out.parts.iter_mut().zip(reading.commands) {
-            let env = command.assignments.into_iter();
-            let env = env.map(|a| UntrustedText::new(format!("{}={}", a.name, a.value.text)));
+            let env = command
+                .assignments
+                .into_iter()
+                .map(|a| UntrustedText::new(format!("{}={}", a.name, a.value.text)));
             part.env = env.collect();
-            let redirects = command.redirects.into_iter();
-            let redirects = redirects
+            let redirects = command
+                .redirects
+                .into_iter()
                 .map(|r| UntrustedText::new(format!("{} {}", r.direction.sign(), r.target.text)));
             part.redirects = redirects.collect();
             let words = command.words.into_iter();
@@ -347,8 +350,12 @@ impl ShellEvaluator<'_, '_, '_> {
 
     /// The active rule that allows every command text, if there is one.
     fn any_command_rule(&self) -> Option<&Rule> {
-        let rules = self.policy.index.rules_for_any_program().iter();
-        let mut rules = rules.map(|&place| &self.policy.rules[place]);
+        let mut rules = self
+            .policy
+            .index
+            .rules_for_any_program()
+            .iter()
+            .map(|&place| &self.policy.rules[place]);
         rules.find(|rule| rule.is_any_command && self.context.walker.active_rules.is_active(rule))
     }
 

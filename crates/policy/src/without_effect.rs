@@ -39,8 +39,9 @@ pub(super) fn find(own: &Document, policy: &Policy) -> Vec<String> {
             &redirect.write_protected,
             Some(applied.write_protected),
         ),
-    ];
-    let decisions = decisions.into_iter().filter_map(|(key, written, applies)| {
+    ]
+    .into_iter()
+    .filter_map(|(key, written, applies)| {
         let (written, applies) = (written.as_deref()?, applies?);
         let differs = Decision::parse(written) != Some(applies);
         differs.then(|| describe(key, &format!("\"{written}\""), &format!("\"{applies}\"")))
@@ -65,8 +66,9 @@ pub(super) fn find(own: &Document, policy: &Policy) -> Vec<String> {
             Some(policy.max_commands),
         ),
         ("limits.eval_ms", own.limits.eval_ms, policy.eval_ms),
-    ];
-    let limits = limits.into_iter().filter_map(|(key, written, applies)| {
+    ]
+    .into_iter()
+    .filter_map(|(key, written, applies)| {
         let (written, applies) = (written?, applies?);
         (written != applies).then(|| describe(key, &written.to_string(), &applies.to_string()))
     });

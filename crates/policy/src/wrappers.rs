@@ -579,8 +579,8 @@ fn nice(words: &[Word]) -> Option<usize> {
         text if text.starts_with('-') => {
             let number = text
                 .strip_prefix("--adjustment=")
-                .or(text.strip_prefix("-n"));
-            let number = number.unwrap_or(&text[1..]);
+                .or(text.strip_prefix("-n"))
+                .unwrap_or(&text[1..]);
             number.parse::<i8>().is_ok().then_some(2)
         }
         _ => Some(1),

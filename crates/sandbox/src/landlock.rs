@@ -273,8 +273,8 @@ mod tests {
                 std::fs::rename(from, to).expect("a file goes to another directory as before");
                 opens()
             })
-        });
-        let from_inside = from_inside.join();
+        })
+        .join();
         other.kill().unwrap();
         other.wait().unwrap();
         assert!(from_here, "without a domain of its own it does");

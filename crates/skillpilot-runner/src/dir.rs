@@ -470,8 +470,7 @@ impl SessionDir {
         let found = rustix::fs::statat(self.fd(part), name, AtFlags::SYMLINK_NOFOLLOW);
         let written = found
             .ok()
-            .and_then(|found| u64::try_from(found.st_mtime).ok());
-        let written = written
+            .and_then(|found| u64::try_from(found.st_mtime).ok())
             .and_then(|seconds| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
         let age = written.and_then(|written| SystemTime::now().duration_since(written).ok());
         age.is_some_and(|age| age >= STALE_AFTER)

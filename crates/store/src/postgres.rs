@@ -347,8 +347,12 @@ impl Transaction<'_> {
         if let Some(statement) = self.connection.prepared.get(sql) {
             return Ok(statement.clone());
         }
-        let statement = self.connection.client.prepare(sql).await;
-        let statement = statement.map_err(|error| self.postgres.db_error(&error))?;
+        let statement = self
+            .connection
+            .client
+            .prepare(sql)
+            .await
+            .map_err(|error| self.postgres.db_error(&error))?;
         self.connection
             .prepared
             .insert(sql.to_owned(), statement.clone());
@@ -370,8 +374,10 @@ impl DbTransaction for Transaction<'_> {
     async fn query(&mut self, sql: &str, values: &[Value]) -> Result<Vec<Row>, DbError> {
         let statement = self.prepare(sql).await?;
         let client = &self.connection.client;
-        let found = client.query(&statement, &parameters(values)).await;
-        let found = found.map_err(|error| self.postgres.db_error(&error))?;
+        let found = client
+            .query(&statement, &parameters(values))
+            .await
+            .map_err(|error| self.postgres.db_error(&error))?;
         let row = |row| row_of(row).map_err(|error| self.postgres.db_error(&error));
         found.iter().map(row).collect()
     }

@@ -331,8 +331,7 @@ fn native(find: &ProgramLookup, file: &Path) -> Option<PathBuf> {
 /// The words of a script's `#!` line.
 fn shebang(file: &Path) -> Result<Option<Vec<String>>, Missing> {
     let mut head = Vec::new();
-    let opened = fs::File::open(file).map_err(unreadable(file))?;
-    let mut opened = opened.take(512);
+    let mut opened = fs::File::open(file).map_err(unreadable(file))?.take(512);
     opened.read_to_end(&mut head).map_err(unreadable(file))?;
     let Some(line) = head.strip_prefix(b"#!") else {
         return Ok(None);

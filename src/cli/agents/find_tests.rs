@@ -182,8 +182,9 @@ fn what_would_show_the_home_or_cannot_run_is_refused() {
         "#!/usr/bin/env no-such-interpreter\n",
         0o755,
     );
-    let missing = find(&spec("agent", &[]), Some(&root), &SearchPaths::default());
-    let missing = missing.expect_err("no interpreter").to_string();
+    let missing = find(&spec("agent", &[]), Some(&root), &SearchPaths::default())
+        .expect_err("no interpreter")
+        .to_string();
     assert!(missing.contains("no-such-interpreter"), "{missing}");
     put(&root.join("agent"), "x", 0o644);
     let missing = find(&spec("agent", &[]), Some(&root), &SearchPaths::default());

@@ -31,8 +31,7 @@ pub(super) async fn query_version(argv: &[String]) -> Option<String> {
         .spawn()
         .ok()?;
     let mut output = Vec::new();
-    let out = child.stdout.take()?;
-    let mut out = out.take(MAX_OUTPUT_BYTES);
+    let mut out = child.stdout.take()?.take(MAX_OUTPUT_BYTES);
     let reading = out.read_to_end(&mut output);
     tokio::time::timeout(TIMEOUT, reading).await.ok()?.ok()?;
     version(&String::from_utf8_lossy(&output))

@@ -171,10 +171,12 @@ mod tests {
 
     #[test]
     fn whoever_can_decide_is_named_by_the_help_and_by_the_page() {
-        let mut help = FilterArgs::augment_args(clap::Command::new("query"));
-        let help = help.render_long_help().to_string();
-        let page = include_str!("../../../docs/audit.md");
-        let page = page.lines().find(|line| line.starts_with("| `--by WHO`"));
+        let help = FilterArgs::augment_args(clap::Command::new("query"))
+            .render_long_help()
+            .to_string();
+        let page = include_str!("../../../docs/audit.md")
+            .lines()
+            .find(|line| line.starts_with("| `--by WHO`"));
         let page = page.expect("the page has the option");
         for who in DecidedBy::ALL {
             assert!(help.contains(who.as_str()), "{who}: {help}");

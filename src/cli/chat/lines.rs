@@ -62,8 +62,9 @@ impl Lines {
         let (request_sender, requests) = mpsc::channel(1);
         let (line_sender, lines) = mpsc::channel(1);
         let is_terminal = edits && io::stdin().is_terminal() && io::stdout().is_terminal();
-        let before = is_terminal.then(|| rustix::termios::tcgetattr(io::stdin()).ok());
-        let before = before.flatten();
+        let before = is_terminal
+            .then(|| rustix::termios::tcgetattr(io::stdin()).ok())
+            .flatten();
         let history = state.join(HISTORY);
         // The thread may block on the terminal forever; it ends with the process.
         std::thread::spawn(move || {

@@ -24,8 +24,9 @@ pub(super) fn needs(name: &str, profile: &Sandbox) -> Vec<Requirement> {
     let wanted = [
         (limits.memory.is_some(), Degradable::Memory),
         (limits.cpu_millis.is_some(), Degradable::Cpu),
-    ];
-    let wanted = wanted.into_iter().filter(|(is_wanted, _)| *is_wanted);
+    ]
+    .into_iter()
+    .filter(|(is_wanted, _)| *is_wanted);
     wanted
         .filter_map(|(_, word)| {
             let may_lack =

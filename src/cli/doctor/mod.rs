@@ -142,8 +142,10 @@ fn all_queries(needs: &[Requirement], config: &Config, state: &str) -> Vec<Featu
             Feature::IdmapWorkspace => needs::workspaces(config),
             _ => Vec::new(),
         };
-        let of_needs = needs.iter().filter(|need| need.query.feature == feature);
-        let of_needs = of_needs.map(|need| need.query.clone());
+        let of_needs = needs
+            .iter()
+            .filter(|need| need.query.feature == feature)
+            .map(|need| need.query.clone());
         let own = at.into_iter().map(|at| FeatureQuery {
             feature,
             at: Some(at),

@@ -113,8 +113,9 @@ fn of_profile(
     state: &str,
     pool: Option<&Pool>,
 ) -> Vec<Requirement> {
-    let written = pool.filter(|pool| pool.workspace.mode == WorkspaceMode::Rw);
-    let written = written.map(|pool| pool.workspace.path.to_string_lossy());
+    let written = pool
+        .filter(|pool| pool.workspace.mode == WorkspaceMode::Rw)
+        .map(|pool| pool.workspace.path.to_string_lossy());
     requirements_of(&ProfileContext {
         name,
         profile,

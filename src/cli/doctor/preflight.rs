@@ -152,10 +152,11 @@ pub(in crate::cli) async fn check(
     let mut without = Vec::new();
     for (name, profile, engine) in profiles_by_engine(config, engines) {
         let ids = ids(uids, profile);
-        let plan = sandbox::plan(&sandbox::probe_request(profile, ids));
-        let plan = plan.map_err(|error| PreflightError::Plan {
-            profile: name.to_owned(),
-            error,
+        let plan = sandbox::plan(&sandbox::probe_request(profile, ids)).map_err(|error| {
+            PreflightError::Plan {
+                profile: name.to_owned(),
+                error,
+            }
         })?;
         let spec = match engine {
             Some(engine) => SandboxSpec::Engine(Box::new(plan), Arc::clone(engine)),

@@ -80,8 +80,11 @@ pub(in crate::cli) fn handle_order(
 /// The changes, as far as they fit into one answer.
 fn changes(session: &SessionId, plan: &ApplyPlan) -> OverlayView {
     let mut lines_left = LINES;
-    let items = plan.changes.iter().take(CHANGES);
-    let items = items.filter_map(|item| text::whole(item, &mut lines_left));
+    let items = plan
+        .changes
+        .iter()
+        .take(CHANGES)
+        .filter_map(|item| text::whole(item, &mut lines_left));
     OverlayView {
         session: session.to_string(),
         changes: plan.changes.len(),

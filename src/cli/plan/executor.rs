@@ -44,8 +44,10 @@ impl<F: Fleet> Executor<F> {
                     run.map_err(|error| StartError::Fleet(Refusal::Fleet(error.to_string())))?;
                 let total = tasks.len();
                 fleet.set_run_bounds(&run, bounds);
-                let reports = fleet.submit(run.clone(), "run", tasks).await;
-                let reports = reports.map_err(StartError::Fleet)?;
+                let reports = fleet
+                    .submit(run.clone(), "run", tasks)
+                    .await
+                    .map_err(StartError::Fleet)?;
                 let ledger = Ledger::collect(run.clone(), total, reports);
                 let stream = RunStream::new(notices, ledger, fleet.history());
                 Ok((run, ItemSource::Local(Box::new(stream))))

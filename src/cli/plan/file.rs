@@ -137,8 +137,8 @@ impl PlanFile {
     fn read_at(&self, dir: &OwnedFd) -> Result<(Stat, PlanText), FileError> {
         // O_NONBLOCK: opening a fifo must not wait for its writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(dir, &self.name, flags, Mode::empty());
-        let fd = fd.map_err(self.io("opened"))?;
+        let fd =
+            rustix::fs::openat(dir, &self.name, flags, Mode::empty()).map_err(self.io("opened"))?;
         let stat = rustix::fs::fstat(&fd).map_err(self.io("read"))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(self.kind("is not a regular file; name a Markdown file with a checklist"));
@@ -162,8 +162,8 @@ impl PlanFile {
         } else {
             bytes
         };
-        let text = String::from_utf8(bytes);
-        let text = text.map_err(|_| self.kind("is not UTF-8, as Markdown must be"))?;
+        let text =
+            String::from_utf8(bytes).map_err(|_| self.kind("is not UTF-8, as Markdown must be"))?;
         let list = Checklist::parse(&text).map_err(self.checklist())?;
         Ok((stat, PlanText { text, list }))
     }
@@ -237,8 +237,8 @@ impl PlanFile {
     ) -> Result<(), FileError> {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(dir, beside, flags, Mode::from_raw_mode(0o600));
-        let fd = fd.map_err(self.io("ticked: cannot create a file beside it"))?;
+        let fd = rustix::fs::openat(dir, beside, flags, Mode::from_raw_mode(0o600))
+            .map_err(self.io("ticked: cannot create a file beside it"))?;
         let now = rustix::fs::fstat(&fd).map_err(self.io("ticked"))?;
         if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid) {
             let (uid, gid) = (Uid::from_raw(before.st_uid), Gid::from_raw(before.st_gid));

@@ -121,8 +121,10 @@ impl PlanJob {
         };
         // A resumed run keeps the pool and the policy layer that it began with.
         let before = record.as_ref().filter(|_| !left.is_empty());
-        let pool = options.pool.cloned();
-        let pool = pool.or_else(|| before.and_then(plan_state::pool_of));
+        let pool = options
+            .pool
+            .cloned()
+            .or_else(|| before.and_then(plan_state::pool_of));
         let pool = pool_among(options.config, pool.as_ref())?;
         let layer = options.policy_layer.cloned();
         Ok(Self {

@@ -147,8 +147,9 @@ pub(super) fn find_leftovers(state: &Path, file: &PlanFile) -> Result<Leftovers,
     {
         return Ok(Leftovers::default());
     }
-    let rows = reader.tasks_with_prefix(&prefix(&digest));
-    let rows = rows.map_err(|error| unread(error.to_string()))?;
+    let rows = reader
+        .tasks_with_prefix(&prefix(&digest))
+        .map_err(|error| unread(error.to_string()))?;
     sort_leftovers(rows, &record).ok_or_else(|| unread("an id in it is not valid".to_owned()))
 }
 

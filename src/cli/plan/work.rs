@@ -112,13 +112,7 @@ impl<F: Fleet> PlanRun<F> {
         bounds: RunBounds,
     ) -> Self {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let watch = Watch::open().and_then(|mut watch| {
-            watch.set(&[plan.file.path()].into())?;
-            Ok(watch)
-        });
-        let watch = watch.inspect_err(
-            |error| tracing::warn!(%error, "the plan file cannot be watched; it is read again when an item ends"),
-        );
+        let watch = Watch::open().and_then(|mut watch| { watch.set(&[plan.file.path()].into())?; Ok(watch) }).inspect_err( |error| tracing::warn!(%error, "the plan file cannot be watched; it is read again when an item ends"), );
         Self {
             plan,
             state_file,

@@ -185,8 +185,7 @@ fn request(
             let max_bytes = limits::PERMISSION_INPUT_BYTES as u64;
             let read = std::io::stdin()
                 .take(max_bytes + 1)
-                .read_to_string(&mut text);
-            let read = read
+                .read_to_string(&mut text)
                 .map_err(|error| PolicyCommandError::Usage(format!("standard input: {error}")))?;
             if read as u64 > max_bytes {
                 let text = format!("standard input has more than {max_bytes} bytes");

@@ -141,8 +141,11 @@ pub(super) fn learn(
     let unanswered = trial.count_newly_allowed(&requests, Outcome::Unanswered);
     let refused = denied.iter().filter(|count| **count > 0).count();
     let counts = allowed.into_iter().zip(unanswered).zip(denied);
-    let tried = trial.all.into_iter().zip(counts);
-    let tried = tried.filter(|(_, ((answered, _), denied))| *denied == 0 && *answered > 0);
+    let tried = trial
+        .all
+        .into_iter()
+        .zip(counts)
+        .filter(|(_, ((answered, _), denied))| *denied == 0 && *answered > 0);
     let mut tried: Vec<ScoredProposal> = tried
         .map(|(candidate, ((answered, unanswered), _))| ScoredProposal {
             answered,
@@ -163,8 +166,10 @@ impl<'t> Trial<'t> {
             Some(Candidate { proposal, policy })
         });
         let all: Vec<Candidate> = candidates.collect();
-        let rules = all.iter().enumerate();
-        let rules = rules.map(|(at, of)| (&of.proposal, format!("{NUMBERED}{at}")));
+        let rules = all
+            .iter()
+            .enumerate()
+            .map(|(at, of)| (&of.proposal, format!("{NUMBERED}{at}")));
         let together = with_rule(base, &render_rules(rules));
         Self {
             base: &base.policy,

@@ -209,8 +209,7 @@ pub(super) fn replay(
     streams: &mut Streams,
 ) -> Result<u8, PolicyCommandError> {
     let config = around.load(streams)?;
-    let named = args.new.strip_prefix("builtin:");
-    let named = named.or_else(|| {
+    let named = args.new.strip_prefix("builtin:").or_else(|| {
         config
             .policies
             .contains_key(&args.new)

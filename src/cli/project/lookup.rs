@@ -180,8 +180,7 @@ fn of_project<'s>(
 /// The state directory that a configuration file names. Only a trusted file is believed.
 fn configured(file: &Path) -> Option<PathBuf> {
     let mut bytes = Vec::new();
-    let opened = open_trusted(file).ok()?;
-    let mut opened = opened.take(limits::CONFIG_BYTES as u64);
+    let mut opened = open_trusted(file).ok()?.take(limits::CONFIG_BYTES as u64);
     opened.read_to_end(&mut bytes).ok()?;
     Config::state_dir_of(&bytes, &real(file.parent()?))
 }
@@ -211,8 +210,11 @@ fn list(running: &[Supervisor]) -> String {
 
 /// The projects that have records, as the end of a message.
 fn recorded(env: impl Fn(&str) -> Option<OsString>) -> String {
-    let entries = base(env).and_then(|base| fs::read_dir(base).ok());
-    let entries = entries.into_iter().flatten().flatten();
+    let entries = base(env)
+        .and_then(|base| fs::read_dir(base).ok())
+        .into_iter()
+        .flatten()
+        .flatten();
     let mut names: Vec<String> = entries
         .filter(|entry| has_records(&entry.path()))
         .map(|entry| display_path(Path::new(&entry.file_name())))

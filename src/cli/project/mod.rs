@@ -43,8 +43,11 @@ fn repository(cwd: &Path) -> Option<&Path> {
 /// its repository, else the directory itself.
 pub(super) fn of_directory(cwd: &Path) -> PathBuf {
     let file = configuration_file(cwd);
-    let dir = file.as_deref().and_then(Path::parent);
-    let dir = dir.or_else(|| repository(cwd)).unwrap_or(cwd);
+    let dir = file
+        .as_deref()
+        .and_then(Path::parent)
+        .or_else(|| repository(cwd))
+        .unwrap_or(cwd);
     fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned())
 }
 

@@ -180,8 +180,10 @@ pub(super) fn check_args<'a>(
     args: &SandboxArgs,
     config: &'a Config,
 ) -> Result<CheckedArgs<'a>, PrepareError> {
-    let profile = config.sandboxes.get(args.profile());
-    let profile = profile.ok_or_else(|| PrepareError::Profile(args.profile().to_owned()))?;
+    let profile = config
+        .sandboxes
+        .get(args.profile())
+        .ok_or_else(|| PrepareError::Profile(args.profile().to_owned()))?;
     let workspace = directory(&args.workspace)?;
     let home = args.home.as_deref().map(directory).transpose()?;
     let env = |name: &str| std::env::var_os(name);
@@ -447,7 +449,7 @@ async fn git_list(
         let message = untrusted::escape_for_display(message.trim(), 300);
         return Err(PrepareError::Git(format!("{}: {message}", finished.status)));
     }
-    let files = FileList::parse(&finished.stdout, COPY_FILES);
-    let files = files.map_err(|error| PrepareError::Git(error.to_string()))?;
+    let files = FileList::parse(&finished.stdout, COPY_FILES)
+        .map_err(|error| PrepareError::Git(error.to_string()))?;
     Ok(Some(files))
 }

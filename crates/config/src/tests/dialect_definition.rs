@@ -56,16 +56,14 @@ fn the_least_table_has_the_documented_defaults() {
 
 #[test]
 fn what_is_wrong_is_said_with_its_place() {
-    let error = parse("prompt.send = '{}'\n\n[[on]]\ntype = \"x\"\nevnt = \"end\"\n");
-    let error = error.expect_err("faults");
+    let error = parse("prompt.send = '{}'\n\n[[on]]\ntype = \"x\"\nevnt = \"end\"\n").expect_err("faults");
     for part in [
         "agent.toml:1:15: prompt.send: the template has no {prompt}",
         "agent.toml:3:1: on[0]: a rule needs event",
     ] {
         assert!(error.contains(part), "{part}\n{error}");
     }
-    let error = parse(&rule("type = \"x\"\nevent = \"text\"\ndelta = \"a\"\ndelte = \"b\""));
-    let error = error.expect_err("a fault");
+    let error = parse(&rule("type = \"x\"\nevent = \"text\"\ndelta = \"a\"\ndelte = \"b\"")).expect_err("a fault");
     assert!(error.contains("11:1: on[1].delte: unknown key \"delte\" (did you mean delta?)"), "{error}");
 }
 

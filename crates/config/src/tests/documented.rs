@@ -306,8 +306,9 @@ fn every_documented_key_is_accepted_and_its_default_is_the_true_one() {
                 row.key
             );
         } else {
-            let value = samples.get(row.key);
-            let value = value.unwrap_or_else(|| panic!("no sample for {}", row.key));
+            let value = samples
+                .get(row.key)
+                .unwrap_or_else(|| panic!("no sample for {}", row.key));
             accepted_by(&explicit_origin(), &row.file(value));
         }
     }
@@ -317,8 +318,9 @@ fn every_documented_key_is_accepted_and_its_default_is_the_true_one() {
 fn every_documented_type_is_the_one_that_is_expected() {
     for row in rows() {
         // A date is the type of no key.
-        let errors = Config::parse(&row.file("2026-01-01"), &explicit_origin());
-        let errors = errors.map(|_| ()).expect_err(row.key);
+        let errors = Config::parse(&row.file("2026-01-01"), &explicit_origin())
+            .map(|_| ())
+            .expect_err(row.key);
         let message = &errors.errors[0].message;
         let expected = message
             .strip_prefix("expected ")

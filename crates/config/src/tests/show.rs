@@ -10,8 +10,7 @@ use crate::{Config, Origin};
 /// a test takes for good.
 pub(super) fn is_read_again(config: &Config, origin: &Origin) {
     let text = config.effective().to_toml();
-    let again = Config::parse(&text, origin);
-    let again = again.unwrap_or_else(|errors| panic!("{text}\n{errors}"));
+    let again = Config::parse(&text, origin).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
     assert_eq!(again.effective().to_toml(), text);
     let has_secrets = text.contains("‹secret›");
     if !has_secrets {

@@ -178,21 +178,22 @@ impl Acp {
             bytes,
             form,
         };
-        let key = open.open(&mut self.ids, id.json(), opened);
-        let key = key.map_err(|clash| match clash {
-            RejectReason::Duplicate => {
-                let why = "a request with this id was sent before";
-                RejectedRequest::new("duplicate_id", answers::INVALID_REQUEST, why)
-            }
-            RejectReason::TooMany => {
-                let why = "too many requests are open at the same time";
-                RejectedRequest::new("too_many_asks", answers::INTERNAL, why)
-            }
-            RejectReason::LongId => {
-                let why = "the id of the request is too long";
-                RejectedRequest::new("bad_shape", answers::INVALID_REQUEST, why)
-            }
-        })?;
+        let key = open
+            .open(&mut self.ids, id.json(), opened)
+            .map_err(|clash| match clash {
+                RejectReason::Duplicate => {
+                    let why = "a request with this id was sent before";
+                    RejectedRequest::new("duplicate_id", answers::INVALID_REQUEST, why)
+                }
+                RejectReason::TooMany => {
+                    let why = "too many requests are open at the same time";
+                    RejectedRequest::new("too_many_asks", answers::INTERNAL, why)
+                }
+                RejectReason::LongId => {
+                    let why = "the id of the request is too long";
+                    RejectedRequest::new("bad_shape", answers::INVALID_REQUEST, why)
+                }
+            })?;
         self.client.text_bytes += bytes;
         if begins {
             self.note_turn_activity(out);

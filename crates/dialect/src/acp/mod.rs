@@ -364,8 +364,8 @@ impl Acp {
         }
         let end = match outcome {
             Ok(result) => {
-                let read = parse_object::<message::PromptResult<'_>>(result);
-                let read = read.and_then(|prompted| Some((prompted.stop_reason()?, prompted)));
+                let read = parse_object::<message::PromptResult<'_>>(result)
+                    .and_then(|prompted| Some((prompted.stop_reason()?, prompted)));
                 if let Some((stop_reason, prompted)) = read {
                     Event::TurnEnded {
                         outcome: message::outcome(stop_reason.raw()),

@@ -63,8 +63,10 @@ pub(super) fn skip_reason(settings: &Settings, skipping: &AutoApproveModes) -> O
     {
         return Some("its mode, which it does not report".to_owned());
     }
-    let current = settings.modes.as_ref();
-    let current = current.and_then(|modes| modes.current.as_ref());
+    let current = settings
+        .modes
+        .as_ref()
+        .and_then(|modes| modes.current.as_ref());
     for mode in [current, settings.reported_mode.as_ref()]
         .into_iter()
         .flatten()

@@ -176,8 +176,10 @@ impl Settings {
 
     /// The session's model.
     pub(super) fn model(&self) -> Option<UntrustedText> {
-        let of_models = self.models.as_ref();
-        let of_models = of_models.and_then(|models| models.current.clone());
+        let of_models = self
+            .models
+            .as_ref()
+            .and_then(|models| models.current.clone());
         self.chosen_value("model").or(of_models)
     }
 

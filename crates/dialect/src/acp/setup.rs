@@ -74,8 +74,10 @@ impl Acp {
         let wanted = &self.opening.acp;
         let mode = wanted.mode.clone().map(WantedSetting::Mode);
         let model = wanted.model.clone().map(WantedSetting::Model);
-        let options = wanted.options.iter();
-        let options = options.map(|(id, value)| WantedSetting::Option(id.clone(), value.clone()));
+        let options = wanted
+            .options
+            .iter()
+            .map(|(id, value)| WantedSetting::Option(id.clone(), value.clone()));
         self.setup.remaining = mode.into_iter().chain(model).chain(options).collect();
         self.setup.skipping_modes = SkippingModes::new(&settings, &wanted.auto_approve_modes);
         self.setup.settings = settings;

@@ -190,8 +190,12 @@ impl Claude {
     /// Sets the pool's mode, or the asking mode where the agent does not report its mode.
     fn set_mode(&mut self, out: &mut Effects) {
         let now = self.settings.mode.as_ref().map(UntrustedText::raw);
-        let wanted = self.opening.acp.mode.clone();
-        let wanted = wanted.or_else(|| now.is_none().then(|| ASK_MODE.to_owned()));
+        let wanted = self
+            .opening
+            .acp
+            .mode
+            .clone()
+            .or_else(|| now.is_none().then(|| ASK_MODE.to_owned()));
         match wanted {
             Some(mode) if now != Some(mode.as_str()) => {
                 self.send_request(ControlPurpose::Mode(mode.clone()), out, |id| {
@@ -253,8 +257,10 @@ impl Claude {
                 replayed: 0,
             }));
         }
-        let usable = MODES.map(UntrustedText::from).into_iter();
-        let usable = usable.filter(|mode| !self.is_skipping_mode(mode));
+        let usable = MODES
+            .map(UntrustedText::from)
+            .into_iter()
+            .filter(|mode| !self.is_skipping_mode(mode));
         out.push(Effect::Ready(AgentInfo {
             protocol: MAJOR.to_owned(),
             version: self.version.clone(),
@@ -271,8 +277,11 @@ impl Claude {
     /// A turn ended before any began: this is how the program reports that it cannot resume a
     /// session.
     pub(super) fn on_early_result(&mut self, result: &TurnResult<'_>, out: &mut Effects) {
-        let message = result.error_text().or_else(|| result.subtype());
-        let message = message.unwrap_or_default().escape_for_display(300);
+        let message = result
+            .error_text()
+            .or_else(|| result.subtype())
+            .unwrap_or_default()
+            .escape_for_display(300);
         if self.opening.resume.is_some() {
             return self.fail_channel(ChannelError::NotResumed(message), out);
         }
@@ -381,8 +390,9 @@ fn parse_mode_reply(wanted: &str, outcome: Outcome<'_>) -> Result<UntrustedText,
         )),
         Ok(reply) => {
             let took: Option<Took<'_>> = reply.and_then(parse_object);
-            let mode = took.and_then(|took| crate::lenient::parse_string(took.mode));
-            let mode = mode.unwrap_or_else(|| wanted.into());
+            let mode = took
+                .and_then(|took| crate::lenient::parse_string(took.mode))
+                .unwrap_or_else(|| wanted.into());
             if mode.raw() == wanted {
                 Ok(mode)
             } else {

@@ -78,8 +78,10 @@ impl Claude {
     }
 
     fn schedule_turn_end(&mut self, outcome: TurnOutcome) {
-        let at = self.now.and_then(|now| now.checked_add(RESULT_WAIT));
-        let at = at.filter(|_| self.turn != Turn::None && self.pending_end.is_none());
+        let at = self
+            .now
+            .and_then(|now| now.checked_add(RESULT_WAIT))
+            .filter(|_| self.turn != Turn::None && self.pending_end.is_none());
         self.pending_end = at.map(|at| (at, outcome)).or(self.pending_end);
     }
 

@@ -283,8 +283,10 @@ mod tests {
         let mut places = PathTree::default();
         let slots: Vec<_> = paths.iter().map(|text| places.add(&path(text))).collect();
         let values = places.read(object).expect("JSON");
-        let found = slots.iter().map(|slot| values.get(*slot));
-        let found = found.map(|raw| raw.map(|raw| raw.get().to_owned()));
+        let found = slots
+            .iter()
+            .map(|slot| values.get(*slot))
+            .map(|raw| raw.map(|raw| raw.get().to_owned()));
         (found.collect(), values.clash)
     }
 

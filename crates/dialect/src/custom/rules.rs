@@ -136,9 +136,11 @@ impl TypeRules {
 impl CompiledRule {
     fn new(at: usize, rule: &Rule, places: &mut PathTree) -> Self {
         let mut add = |path: &DataPath| places.add(path);
-        let fields = rule.fields.iter();
-        let fields = fields.map(|(field, is_needed, path)| (*field, *is_needed, add(path)));
-        let fields = fields.collect();
+        let fields = rule
+            .fields
+            .iter()
+            .map(|(field, is_needed, path)| (*field, *is_needed, add(path)))
+            .collect();
         let mut conditions = |all: &[Condition]| {
             let all = all.iter();
             all.map(|one| (places.add(&one.path), one.one_of.clone()))

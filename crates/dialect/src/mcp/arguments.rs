@@ -63,8 +63,9 @@ struct Step {
 
 /// Reads `tools/call`.
 pub(super) fn read(params: Option<&RawValue>, tools: &[EngineTool]) -> Result<EngineCall, String> {
-    let params = params.and_then(|raw| serde_json::from_str::<Params<'_>>(raw.get()).ok());
-    let params = params.ok_or("tools/call needs name (a string) and arguments (an object)")?;
+    let params = params
+        .and_then(|raw| serde_json::from_str::<Params<'_>>(raw.get()).ok())
+        .ok_or("tools/call needs name (a string) and arguments (an object)")?;
     let tool = EngineTool::parse(&params.name).filter(|tool| tools.contains(tool));
     let tool = tool.ok_or_else(|| format!("unknown tool: {:?}", shortened(&params.name)))?;
     let raw = params.arguments.map_or("{}", RawValue::get);

@@ -239,11 +239,12 @@ impl Server {
             let why = "the server is already initialized";
             return Err((write::INVALID_REQUEST, why.to_owned()).into());
         }
-        let params = params.and_then(|raw| serde_json::from_str::<Params>(raw.get()).ok());
-        let params = params.ok_or_else(|| {
-            let why = "initialize needs protocolVersion (a string)";
-            (write::INVALID_PARAMS, why.to_owned())
-        })?;
+        let params = params
+            .and_then(|raw| serde_json::from_str::<Params>(raw.get()).ok())
+            .ok_or_else(|| {
+                let why = "initialize needs protocolVersion (a string)";
+                (write::INVALID_PARAMS, why.to_owned())
+            })?;
         // An unsupported version is answered with the newest supported one. The client decides
         // whether it accepts that.
         let wanted = VERSIONS
@@ -265,8 +266,8 @@ impl Server {
         params: Option<&RawValue>,
         out: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
-        let call = arguments::read(params, &self.tools);
-        let call = call.map_err(|why| (write::INVALID_PARAMS, why))?;
+        let call =
+            arguments::read(params, &self.tools).map_err(|why| (write::INVALID_PARAMS, why))?;
         if self.open.len() >= TOOL_CALLS {
             let why = format!("{TOOL_CALLS} calls are in progress: wait for one to finish");
             return Err((write::INTERNAL, why).into());

@@ -43,8 +43,8 @@ fn reply(id: &Id, result: &impl Serialize) -> Effect {
         id: &'a RawValue,
         result: &'a T,
     }
-    let id = RawValue::from_string(id.json().to_owned());
-    let id = id.unwrap_or_else(|_| marshal_wire::json::null_value());
+    let id = RawValue::from_string(id.json().to_owned())
+        .unwrap_or_else(|_| marshal_wire::json::null_value());
     let reply = Reply {
         jsonrpc: "2.0",
         id: &id,

@@ -406,8 +406,8 @@ impl Skillpilot {
         let reason = seen.exit_reason.map(UntrustedText::new);
         let detail = reason
             .as_ref()
-            .filter(|_| outcome != TurnOutcome::Completed);
-        let detail = detail.map(|reason| reason.escape_for_display(limits::BAD_LINE_HEAD_BYTES));
+            .filter(|_| outcome != TurnOutcome::Completed)
+            .map(|reason| reason.escape_for_display(limits::BAD_LINE_HEAD_BYTES));
         self.end_turn(outcome, reason, detail, out);
     }
 

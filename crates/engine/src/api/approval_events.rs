@@ -160,8 +160,7 @@ impl<F: Fleet> Subscriber<F> {
     }
 
     async fn pending_approvals(&self) -> Result<BTreeMap<String, ApprovalView>, StreamEnd> {
-        let pending = self.fleet.approvals(false).await;
-        let pending = pending.map_err(|why| {
+        let pending = self.fleet.approvals(false).await.map_err(|why| {
             tracing::warn!(why, "cannot send approvals to a subscriber");
             StreamEnd::Failed
         })?;

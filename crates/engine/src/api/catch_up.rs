@@ -148,8 +148,8 @@ impl Positions {
             let given = self
                 .by_session
                 .get(&behind.session)
-                .and_then(|place| place.last);
-            let given = given.unwrap_or(0);
+                .and_then(|place| place.last)
+                .unwrap_or(0);
             if given < behind.end_seq {
                 return Some(CatchUpStep::Read(behind.session.clone(), given));
             }

@@ -589,8 +589,10 @@ async fn from_other_hosts_the_metrics_need_a_token_and_no_reason_is_told() {
             });
             let response = service.call(request).await.expect("an answer");
             let status = response.status().as_u16();
-            let body = axum::body::to_bytes(response.into_body(), 4096).await;
-            let body = body.expect("whole").to_vec();
+            let body = axum::body::to_bytes(response.into_body(), 4096)
+                .await
+                .expect("whole")
+                .to_vec();
             (status, String::from_utf8(body).expect("text"))
         };
         assert_eq!(send("/metrics").await.0, code, "{local}");

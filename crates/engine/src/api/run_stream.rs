@@ -335,8 +335,10 @@ impl RunStream {
                 CatchUpStep::Notice(notice) => return Some(notice),
                 CatchUpStep::Read(session, after) => (session, after),
             };
-            let events = self.read_history(move |history| history.events(&session, after));
-            let events = events.await.unwrap_or_default();
+            let events = self
+                .read_history(move |history| history.events(&session, after))
+                .await
+                .unwrap_or_default();
             if let Some(notice) = self.positions.accept_events(events) {
                 return Some(notice);
             }

@@ -46,8 +46,9 @@ pub fn check_attempts(number: u64) -> Result<u32, String> {
 /// # Errors
 /// What is wrong.
 pub fn check_priority(number: Option<i64>) -> Result<i8, String> {
-    let fits = number.and_then(|number| i8::try_from(number).ok());
-    let fits = fits.filter(|number| (-100..=100).contains(number));
+    let fits = number
+        .and_then(|number| i8::try_from(number).ok())
+        .filter(|number| (-100..=100).contains(number));
     fits.ok_or_else(|| "is not an integer from -100 to 100".to_owned())
 }
 

@@ -33,8 +33,9 @@ impl Serialize for Time {
 impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = Cow::<str>::deserialize(from)?;
-        let at = text.parse::<jiff::Timestamp>();
-        let at = at.map_err(|_| serde::de::Error::custom("a time is not RFC 3339"))?;
+        let at = text
+            .parse::<jiff::Timestamp>()
+            .map_err(|_| serde::de::Error::custom("a time is not RFC 3339"))?;
         Ok(Self(at.as_microsecond()))
     }
 }

@@ -41,8 +41,9 @@ pub(super) struct UpgradeRequest {
 /// Whether a request asks for an upgrade.
 pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
     let of = headers.get_all(header::UPGRADE).iter();
-    let words = of.filter_map(|value| value.to_str().ok());
-    let mut words = words.flat_map(|text| text.split(','));
+    let mut words = of
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|text| text.split(','));
     words.any(|word| word.trim().eq_ignore_ascii_case("websocket"))
 }
 
@@ -52,8 +53,9 @@ pub(super) fn bearer_subprotocol(headers: &HeaderMap) -> Option<String> {
         return None;
     }
     let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter();
-    let words = offered.filter_map(|value| value.to_str().ok());
-    let words = words.flat_map(|text| text.split(','));
+    let words = offered
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|text| text.split(','));
     let mut tokens = words.filter_map(|word| word.trim().strip_prefix(BEARER));
     let (Some(token), None) = (tokens.next(), tokens.next()) else {
         return None;
@@ -99,8 +101,11 @@ impl UpgradeRequest {
         let upgrade = WebSocketUpgrade::from_request_parts(parts, &()).await;
         let upgrade = upgrade
             .map_err(|error| format!("the WebSocket upgrade failed: {}", error.body_text()))?;
-        let handle = parts.extensions.get().cloned();
-        let handle = handle.ok_or("this connection does not support WebSocket")?;
+        let handle = parts
+            .extensions
+            .get()
+            .cloned()
+            .ok_or("this connection does not support WebSocket")?;
         Ok(Some(Self {
             upgrade,
             connection: handle,

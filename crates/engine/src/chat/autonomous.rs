@@ -123,8 +123,8 @@ pub(super) fn settings(
     let own = || format!("chats/{chat}/plan.md");
     let plan = of
         .plan
-        .map(|plan| plan.strip_prefix('/').unwrap_or(&plan).to_owned());
-    let plan = plan.or_else(|| of.check.is_none().then(own));
+        .map(|plan| plan.strip_prefix('/').unwrap_or(&plan).to_owned())
+        .or_else(|| of.check.is_none().then(own));
     Ok(ChatSettings {
         plan_path: plan,
         check_command: of.check,
@@ -364,10 +364,15 @@ impl Actor {
     }
 
     async fn send_continue(&mut self, chat: &StoredChat) -> Result<(), String> {
-        let text = chat.settings.continue_prompt.clone();
-        let text = text.unwrap_or_else(|| CONTINUE.to_owned());
-        let turn = self.chats.turn(&chat.session, chat.turns + 1, text, None);
-        let turn = turn.map_err(|error| error.to_string())?;
+        let text = chat
+            .settings
+            .continue_prompt
+            .clone()
+            .unwrap_or_else(|| CONTINUE.to_owned());
+        let turn = self
+            .chats
+            .turn(&chat.session, chat.turns + 1, text, None)
+            .map_err(|error| error.to_string())?;
         let accept = Write::Chat(ChatWrite::Accept(turn));
         let stored = self.chats.fleet.commit_rows(vec![accept]).await;
         stored.map_err(|error| error.to_string())

@@ -202,9 +202,13 @@ impl Inner {
     /// caller holds the chat's lock.
     pub(super) async fn stop_turns(&self, chat: &StoredChat) -> Result<(), ChatError> {
         let of = chat.session.clone();
-        let waiting = self.readers.read(move |reader| reader.waiting_turns(&of));
-        let waiting = waiting.await.map_err(ChatError::Unavailable)?;
-        let waiting = waiting.into_iter().filter(|turn| !turn.is_stopped());
+        let waiting = self
+            .readers
+            .read(move |reader| reader.waiting_turns(&of))
+            .await
+            .map_err(ChatError::Unavailable)?
+            .into_iter()
+            .filter(|turn| !turn.is_stopped());
         let all = waiting.map(|turn| turn.turn).chain(chat.running.clone());
         let stops = all.map(|turn| Write::Chat(ChatWrite::Stop { turn }));
         let stops: Vec<_> = stops.collect();

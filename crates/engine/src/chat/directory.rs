@@ -31,8 +31,9 @@ pub(super) fn workspace<'a>(
     config: &'a Config,
     name: &str,
 ) -> Result<(WorkspaceName, &'a RegisteredWorkspace), ChatError> {
-    let found = WorkspaceName::new(name).ok();
-    let found = found.and_then(|name| Some((name.clone(), config.workspaces.get(&name)?)));
+    let found = WorkspaceName::new(name)
+        .ok()
+        .and_then(|name| Some((name.clone(), config.workspaces.get(&name)?)));
     found.ok_or_else(|| {
         ChatError::NotFound(format!(
             "there is no workspace {0:?}; a chat needs a table [workspace.{0}] in the daemon's configuration, with its path, and a role",
@@ -63,8 +64,9 @@ pub(super) fn role<'a>(
             ))),
         };
     };
-    let found = RoleName::new(name).ok();
-    let found = found.and_then(|name| Some((name.clone(), config.roles.get(&name)?)));
+    let found = RoleName::new(name)
+        .ok()
+        .and_then(|name| Some((name.clone(), config.roles.get(&name)?)));
     let (name, role) = found.ok_or_else(|| {
         let shown = escape_for_display(name, 40);
         ChatError::Unprocessable(format!("there is no role {shown:?}; {}", there()))

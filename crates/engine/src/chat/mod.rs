@@ -216,8 +216,8 @@ impl Chats {
         let now = inner.fleet.now_ms();
         let goes_on = mode == ChatMode::Autonomous;
         let settings = goes_on
-            .then(|| autonomous::settings(&config, &role.pool, &session, create_request.work));
-        let settings = settings.transpose()?;
+            .then(|| autonomous::settings(&config, &role.pool, &session, create_request.work))
+            .transpose()?;
         let row = ChatRow {
             session: session.clone(),
             run,
@@ -598,8 +598,9 @@ impl Inner {
         }
         let tap = self.fleet.follow(chat);
         let epoch = self.fleet.journal().epoch();
-        let hub = Hub::open(chat.clone(), epoch, self.stream_readers.clone(), tap).await;
-        let hub = hub.map_err(ChatError::Unavailable)?;
+        let hub = Hub::open(chat.clone(), epoch, self.stream_readers.clone(), tap)
+            .await
+            .map_err(ChatError::Unavailable)?;
         let mut hubs = there();
         // If two were opened at the same time, the first one stays.
         if let Some(first) = hubs.get(chat).and_then(Weak::upgrade) {

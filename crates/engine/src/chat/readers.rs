@@ -34,8 +34,10 @@ impl Readers {
         &self,
         read: impl FnOnce(&Reader) -> Result<T, ReadError> + Send + 'static,
     ) -> Result<T, String> {
-        let place = Arc::clone(&self.permits).acquire_owned().await;
-        let place = place.map_err(|error| error.to_string())?;
+        let place = Arc::clone(&self.permits)
+            .acquire_owned()
+            .await
+            .map_err(|error| error.to_string())?;
         let (journal, idle) = (self.journal.clone(), Arc::clone(&self.idle));
         let work = move || {
             let _place = place;

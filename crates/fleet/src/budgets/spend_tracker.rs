@@ -399,8 +399,11 @@ impl model_proxy::UsageMeter for SpendTracker {
     }
 
     fn record_usage(&self, bill: &BillingInfo, tokens: Tokens) {
-        let price = bill.model_request.model.as_deref();
-        let price = price.and_then(|model| price_of(&self.ledger, model));
+        let price = bill
+            .model_request
+            .model
+            .as_deref()
+            .and_then(|model| price_of(&self.ledger, model));
         let amount = match price {
             Some(price) => price.cost(
                 tokens.input,

@@ -341,10 +341,12 @@ async fn apply_edit(
     edit: &TextEdit,
     path: &str,
 ) -> Result<(String, Digest), ClientError> {
-    let text = entry.read(whole).await;
-    let text = text.map_err(|error| describe_file_error(&error, path, false))?;
-    let changed = edit.apply(&text, CLIENT_FILE_BYTES);
-    let changed = changed
+    let text = entry
+        .read(whole)
+        .await
+        .map_err(|error| describe_file_error(&error, path, false))?;
+    let changed = edit
+        .apply(&text, CLIENT_FILE_BYTES)
         .map_err(|error| ClientError::new(ClientErrorKind::Invalid, format!("{path}: {error}")))?;
     Ok((changed, Digest::of(text.as_bytes())))
 }

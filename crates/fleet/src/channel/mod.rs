@@ -182,8 +182,9 @@ async fn bind_tool_socket(
         .ambient
         .run_blocking(move || Socket::bind(&path))
         .await;
-    let socket = bound.map_err(|_| SpawnError::Closed)?;
-    let socket = socket.map_err(SpawnError::ToolSocket)?;
+    let socket = bound
+        .map_err(|_| SpawnError::Closed)?
+        .map_err(SpawnError::ToolSocket)?;
     let _ = to.send_message(ChannelMsg::ToolSocket(socket));
     Ok(())
 }

@@ -93,8 +93,12 @@ pub(crate) struct ChannelState {
 
 impl ChannelState {
     pub(super) fn child_launched(&mut self, child: Child, myself: &ChannelRef, now: Instant) {
-        let log = self.shared.slots.log(&self.slot);
-        let log = log.cloned().unwrap_or_else(stderr::StderrLog::new);
+        let log = self
+            .shared
+            .slots
+            .log(&self.slot)
+            .cloned()
+            .unwrap_or_else(stderr::StderrLog::new);
         log.clear();
         let pool = Arc::clone(&self.pool);
         let to = myself.clone();

@@ -199,8 +199,12 @@ impl AgentFile {
     /// refused as stale once; after that the session has seen that version.
     async fn resolve_base(&self, change: &AgentWrite) -> Result<Base, FilesError> {
         let known = {
-            let seen = self.shared.files.seen_versions.lock();
-            let seen = seen.unwrap_or_else(PoisonError::into_inner);
+            let seen = self
+                .shared
+                .files
+                .seen_versions
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             let known = change.base.or_else(|| seen.get(&self.key()));
             // A partial change is compared with the whole content anyway, so it needs no base.
             let is_fresh =

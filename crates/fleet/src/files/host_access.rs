@@ -54,8 +54,10 @@ impl FleetHandle {
     ) -> Result<FileRead, FilesError> {
         let files = &self.0.shared.files;
         let spot = files.resolve(workspace, path)?;
-        let file = files.read_disk(&spot).await?;
-        let file = file.ok_or_else(|| FilesError::NoFile(spot.path.clone()))?;
+        let file = files
+            .read_disk(&spot)
+            .await?
+            .ok_or_else(|| FilesError::NoFile(spot.path.clone()))?;
         let digest = digest(&file);
         let FileContent::Whole(bytes) = file.content else {
             let source = HostAccessError::TooLarge(STORE_CONTENT_BYTES as u64);
@@ -180,8 +182,9 @@ impl WorkspaceFiles {
             base => base,
         };
         let (store, Digest(expected)) = (self.store()?, digest(found));
-        let moved = store.rename(&from.id, &from.path, &to.path, base, origin);
-        let moved = moved.await?;
+        let moved = store
+            .rename(&from.id, &from.path, &to.path, base, origin)
+            .await?;
         let (root, path) = (from.root.clone(), from.path.clone());
         let new_path = to.path.clone();
         let work = move || {
@@ -189,8 +192,11 @@ impl WorkspaceFiles {
             let renamed = rename(&root, path.as_str(), new_path.as_str(), expected);
             renamed.map_err(|source| FilesError::Disk { path, source })
         };
-        let renamed = self.ambient.run_blocking(work).await;
-        let renamed = renamed.map_err(|_| FilesError::Stopping)?;
+        let renamed = self
+            .ambient
+            .run_blocking(work)
+            .await
+            .map_err(|_| FilesError::Stopping)?;
         if let Err(error) = renamed {
             let back = Base::At(moved.v);
             let undone = store.rename(&from.id, &to.path, &from.path, back, observed());
@@ -220,16 +226,21 @@ impl WorkspaceFiles {
             base => base,
         };
         let Digest(expected) = digest(found);
-        let deleted = self.store()?;
-        let deleted = deleted.delete(&spot.id, &spot.path, base, origin).await?;
+        let deleted = self
+            .store()?
+            .delete(&spot.id, &spot.path, base, origin)
+            .await?;
         let (root, path) = (spot.root.clone(), spot.path.clone());
         let work = move || {
             let root = Root::open_resolved(&root)?;
             let removed = remove(&root, path.as_str(), expected);
             removed.map_err(|source| FilesError::Disk { path, source })
         };
-        let removed = self.ambient.run_blocking(work).await;
-        let removed = removed.map_err(|_| FilesError::Stopping)?;
+        let removed = self
+            .ambient
+            .run_blocking(work)
+            .await
+            .map_err(|_| FilesError::Stopping)?;
         if let Err(error) = removed {
             if let Err(why) = self.sync_locked(spot, observed()).await {
                 tracing::warn!(path = ?spot.path, %why, "a file was not deleted, and cannot be read now: the next access stores its content");

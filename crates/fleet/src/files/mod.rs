@@ -179,8 +179,9 @@ impl WorkspaceFiles {
         let state = self.state.clone();
         let roots = self
             .ambient
-            .run_blocking(move || Roots::from_config(config, &state));
-        let roots = roots.await.map_err(|_| FilesError::Stopping)?;
+            .run_blocking(move || Roots::from_config(config, &state))
+            .await
+            .map_err(|_| FilesError::Stopping)?;
         register(self.store.as_ref(), &roots, &self.state).await?;
         self.roots.set(roots);
         Ok(())
@@ -203,8 +204,10 @@ impl WorkspaceFiles {
         path: &str,
     ) -> Result<FileLocation, FilesError> {
         let roots = self.roots.current();
-        let root = roots.all.get(workspace);
-        let root = root.ok_or_else(|| FilesError::NoWorkspace(workspace.to_string()))?;
+        let root = roots
+            .all
+            .get(workspace)
+            .ok_or_else(|| FilesError::NoWorkspace(workspace.to_string()))?;
         let path = FilePath::new(path.strip_prefix('/').unwrap_or(path))?;
         let place = root.join(path.as_str());
         let (inner, nearest) = roots.nearest_workspace(&place).unwrap_or((workspace, root));
@@ -378,8 +381,11 @@ fn lock_index(spot: &FileLocation) -> usize {
 async fn register(store: Option<&Store>, roots: &Roots, state: &Path) -> Result<(), StoreError> {
     let Some(store) = store else { return Ok(()) };
     for (name, root) in &roots.all {
-        let shared = roots.config.workspaces.get(name);
-        let shared = shared.is_some_and(|workspace| workspace.shared);
+        let shared = roots
+            .config
+            .workspaces
+            .get(name)
+            .is_some_and(|workspace| workspace.shared);
         claim(store, name, root, (state, shared)).await?;
     }
     Ok(())

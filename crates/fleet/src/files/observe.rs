@@ -110,11 +110,15 @@ impl ObservedTree {
             })
         });
         let moves: Vec<_> = moves.collect();
-        let moved = moves.iter().flat_map(|item| [&item.from, &item.to]);
-        let moved = moved.map(|path| (path.clone(), false));
+        let moved = moves
+            .iter()
+            .flat_map(|item| [&item.from, &item.to])
+            .map(|path| (path.clone(), false));
         // A name that is not UTF-8 has no version, and no text that would name only this file.
-        let files = changes.files.into_iter();
-        let files = files.filter_map(|(path, new)| Some((String::from_utf8(path).ok()?, new)));
+        let files = changes
+            .files
+            .into_iter()
+            .filter_map(|(path, new)| Some((String::from_utf8(path).ok()?, new)));
         let has_versions = |path: &str| {
             let versions = self.versions.as_ref();
             versions.is_some_and(|versions| versions.file(path, &self.task).is_some())
@@ -302,8 +306,9 @@ impl WorkspaceFiles {
         let (store, prefix) = (self.store()?, format!("{}/", dir.path.as_str()));
         let (mut names, mut after) = (Vec::new(), None::<String>);
         loop {
-            let page = store.list(&dir.id, &prefix, after.as_deref(), STORE_PAGE);
-            let page = page.await?;
+            let page = store
+                .list(&dir.id, &prefix, after.as_deref(), STORE_PAGE)
+                .await?;
             names.extend(page.rows.iter().filter_map(|file| {
                 let path = file.current.path.as_str();
                 path.strip_prefix(dir.path.as_str()).map(str::to_owned)

@@ -26,11 +26,15 @@ pub(super) struct Roots {
 impl Roots {
     pub(super) fn from_config(config: Arc<Config>, state: &Path) -> Self {
         let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let all = config.workspaces.iter();
-        let all = all.map(|(name, workspace)| (name.clone(), real(&workspace.path)));
-        let protected = config.trusted_paths().into_iter();
-        let protected = protected.map(|trusted| real(&trusted.path));
-        let protected = protected.chain([real(state)]);
+        let all = config
+            .workspaces
+            .iter()
+            .map(|(name, workspace)| (name.clone(), real(&workspace.path)));
+        let protected = config
+            .trusted_paths()
+            .into_iter()
+            .map(|trusted| real(&trusted.path))
+            .chain([real(state)]);
         Self {
             all: all.collect(),
             protected: protected.collect(),
@@ -40,8 +44,7 @@ impl Roots {
 
     /// The registered workspace whose directory is the nearest one above a host path.
     pub(super) fn nearest_workspace(&self, place: &Path) -> Option<(&WorkspaceName, &PathBuf)> {
-        let around = self.all.iter();
-        let around = around.filter(|(_, root)| place.starts_with(root));
+        let around = self.all.iter().filter(|(_, root)| place.starts_with(root));
         // Two workspaces with one directory share one history: that of the first name.
         around.rev().max_by_key(|(_, root)| root.as_os_str().len())
     }

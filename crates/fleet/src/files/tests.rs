@@ -230,8 +230,11 @@ async fn what_is_restored_may_be_run_as_its_version_may() {
     );
     let restore = async |v: u64| {
         let by = Origin::new(Author::new(AuthorKind::Person, "ann"));
-        let made = world.files.restore(&spot, (v, Base::Any), by).await;
-        let made = made.expect("restored");
+        let made = world
+            .files
+            .restore(&spot, (v, Base::Any), by)
+            .await
+            .expect("restored");
         let settled = world.files.sync(&spot).await.expect("looked");
         assert_eq!(settled.observed, None, "disk and store agree");
         made.v

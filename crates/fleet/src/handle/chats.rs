@@ -176,8 +176,10 @@ impl FleetHandle {
         // A barrier: events that an earlier slot of the session submitted become durable first.
         self.commit_durably(Vec::new()).await?;
         let id = session.clone();
-        let last = self.read_journal(move |reader| reader.last_seq(&id)).await;
-        let last = last.map_err(|error| SubmitError::Rejected(error.to_string()))?;
+        let last = self
+            .read_journal(move |reader| reader.last_seq(&id))
+            .await
+            .map_err(|error| SubmitError::Rejected(error.to_string()))?;
         let seq = last + 1;
         let stamped = StampedEvent {
             id: EventId {

@@ -26,10 +26,11 @@ impl FleetHandle {
     pub(crate) async fn commit_bounded(&self, writes: Vec<Write>) -> BoundedCommit {
         let (done, mut durable) = oneshot::channel();
         let withdrawal = Withdrawal::default();
-        let commit = Commit::new(writes).with_callback(move |result| {
-            let _ = done.send(result);
-        });
-        let commit = commit.with_withdrawal(withdrawal.clone());
+        let commit = Commit::new(writes)
+            .with_callback(move |result| {
+                let _ = done.send(result);
+            })
+            .with_withdrawal(withdrawal.clone());
         if let Err(refused) = self.0.shared.journal.submit(commit) {
             return BoundedCommit::Ended(Err(SubmitError::Journal(refused.reason)));
         }

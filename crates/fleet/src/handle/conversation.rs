@@ -539,19 +539,16 @@ impl FleetHandle {
         }
         let path = directory.to_owned();
         let resolve = move || std::fs::canonicalize(path);
-        let resolved = self.0.shared.ambient.run_blocking(resolve).await;
-        let resolved = resolved.map_err(|_| OpenError::Stopping)?;
-        let resolved = resolved
+        let resolved = self
+            .0
+            .shared
+            .ambient
+            .run_blocking(resolve)
+            .await
+            .map_err(|_| OpenError::Stopping)?
             .map_err(|error| OpenError::Directory(format!("the directory {shown}: {error}")))?;
         let workspace = &entry.shared.workspace;
-        let within = resolved.strip_prefix(workspace).map_err(|_| {
-            let workspace = untrusted::escape_for_display(&workspace.to_string_lossy(), 300);
-            OpenError::Directory(format!(
-                "the directory {shown} is outside the workspace of pool {}: open {workspace}, or change the pool's workspace",
-                entry.shared.config.name
-            ))
-        })?;
-        let within = within.to_owned();
+        let within = resolved.strip_prefix(workspace).map_err(|_| { let workspace = untrusted::escape_for_display(&workspace.to_string_lossy(), 300); OpenError::Directory(format!( "the directory {shown} is outside the workspace of pool {}: open {workspace}, or change the pool's workspace", entry.shared.config.name )) })?.to_owned();
         Ok((resolved, within))
     }
 
@@ -602,8 +599,13 @@ impl FleetHandle {
             let reader = journal.reader().map_err(|error| error.to_string())?;
             read(&reader).map_err(|error| error.to_string())
         };
-        let found = self.0.shared.ambient.run_blocking(work).await;
-        let found = found.map_err(|_| OpenError::Stopping)?;
+        let found = self
+            .0
+            .shared
+            .ambient
+            .run_blocking(work)
+            .await
+            .map_err(|_| OpenError::Stopping)?;
         found.map_err(OpenError::Journal)
     }
 }

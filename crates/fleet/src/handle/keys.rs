@@ -38,11 +38,12 @@ impl FleetHandle {
             .filter_map(|key| Some((key.route.as_ref()?, &key.fresh)))
             .collect();
         let pools = self.0.pools.values();
-        let renewed = pools.flat_map(|entry| &entry.shared.upstreams);
-        let renewed = renewed.filter_map(|upstream| {
-            let secret = of_route.get(upstream.route_name())?;
-            Some(upstream.prepare_key(secret).map(|key| (upstream, key)))
-        });
+        let renewed = pools
+            .flat_map(|entry| &entry.shared.upstreams)
+            .filter_map(|upstream| {
+                let secret = of_route.get(upstream.route_name())?;
+                Some(upstream.prepare_key(secret).map(|key| (upstream, key)))
+            });
         let renewed: Vec<_> = renewed
             .collect::<Result<_, _>>()
             .map_err(|error| error.to_string())?;

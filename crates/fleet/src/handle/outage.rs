@@ -21,8 +21,13 @@ impl FleetHandle {
     #[must_use]
     pub fn outages(&self) -> watch::Receiver<Outages> {
         let mut journal = self.0.shared.journal.health();
-        let store = self.0.shared.files.store().ok();
-        let mut store = store.map(marshal_store::Store::outage);
+        let mut store = self
+            .0
+            .shared
+            .files
+            .store()
+            .ok()
+            .map(marshal_store::Store::outage);
         let (sender, outages) = watch::channel(describe(&mut journal, store.as_mut()));
         tokio::spawn(async move {
             loop {

@@ -135,8 +135,11 @@ struct ReloadState {
 impl PolicyReloads {
     pub(crate) fn new(reader: Option<PolicyReader>, in_force: &ActivePolicies) -> Self {
         let versions = in_force.all();
-        let files = versions.iter().flat_map(|version| all_files(version));
-        let files = files.cloned().collect();
+        let files = versions
+            .iter()
+            .flat_map(|version| all_files(version))
+            .cloned()
+            .collect();
         PoliciesLoaded {
             cause: None,
             changed: 0,
@@ -324,11 +327,20 @@ impl FleetHandle {
             return Ok(());
         }
         let decide = PathPurpose::DecisionFile.reason();
-        let files = self.0.shared.reloads.files.borrow().clone();
-        let files = files.into_iter().map(|file| (file, decide));
+        let files = self
+            .0
+            .shared
+            .reloads
+            .files
+            .borrow()
+            .clone()
+            .into_iter()
+            .map(|file| (file, decide));
         let config = self.0.shared.files.config();
-        let trusted = config.trusted_paths().into_iter();
-        let trusted = trusted.map(|item| (item.path, item.purpose.reason()));
+        let trusted = config
+            .trusted_paths()
+            .into_iter()
+            .map(|item| (item.path, item.purpose.reason()));
         let all: Vec<_> = files.chain(trusted).collect();
         let root = workspace.to_owned();
         let find = move || {

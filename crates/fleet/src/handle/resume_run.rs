@@ -122,9 +122,10 @@ impl FleetHandle {
         let epoch = journal.epoch();
         let reading = move || run_history::read_run_history(&journal, &state, &wanted);
         let read = shared.ambient.run_blocking(reading).await;
-        let history = read.map_err(|_| SubmitError::Stopping)?;
-        let history = history.map_err(|error| unreadable(&run, error))?;
-        let history = history.ok_or_else(|| ResumeRunError::NoSuchRun(run.clone()))?;
+        let history = read
+            .map_err(|_| SubmitError::Stopping)?
+            .map_err(|error| unreadable(&run, error))?
+            .ok_or_else(|| ResumeRunError::NoSuchRun(run.clone()))?;
         if history.run.epoch == epoch {
             return Err(ResumeRunError::AlreadyRunning(run));
         }
@@ -207,8 +208,8 @@ impl FleetHandle {
                 plan.ended.push((at_us, Arc::new(report)));
                 continue;
             }
-            let spec = codec::read_spec(&row.id, &row.prompt, &row.spec);
-            let spec = spec.map_err(|error| unreadable(run, error))?;
+            let spec = codec::read_spec(&row.id, &row.prompt, &row.spec)
+                .map_err(|error| unreadable(run, error))?;
             let pool = PoolName::new(&row.pool).map_err(|error| unreadable(run, error))?;
             let action = choose_resume_action(self.0.pools.get(&pool), &spec, &row, &attempts);
             let task = UnfinishedTask::new(pool, spec, row, attempts);
@@ -252,8 +253,8 @@ impl FleetHandle {
             let attempts = attempts_of(entry, &unfinished.spec);
             let open = Arc::clone(&open);
             let reports = report_sender.clone();
-            let task = ActiveTask::new(run.clone(), unfinished.spec, attempts, reports, open);
-            let task = task.with_prior_attempts(unfinished.past);
+            let task = ActiveTask::new(run.clone(), unfinished.spec, attempts, reports, open)
+                .with_prior_attempts(unfinished.past);
             by_pool.entry(unfinished.pool).or_default().push(task);
         }
         by_pool
@@ -397,8 +398,11 @@ impl UnfinishedTask {
     fn into_report(self, run: &RunId, outcome: TaskOutcome, why: Option<String>) -> TaskReport {
         let (unused_sender, _) = mpsc::channel(1);
         let open = OpenTasks::new(1, false);
-        let worked = self.row.begun_at_us.zip(self.last_at_us);
-        let worked = worked.and_then(|(from, to)| u64::try_from(to.saturating_sub(from)).ok());
+        let worked = self
+            .row
+            .begun_at_us
+            .zip(self.last_at_us)
+            .and_then(|(from, to)| u64::try_from(to.saturating_sub(from)).ok());
         let task = ActiveTask::new(run.clone(), self.spec, 1, unused_sender, open)
             .with_prior_attempts(self.past);
         let (mut report, _) = task.into_report(&self.pool, outcome, why);

@@ -26,8 +26,12 @@ impl FleetHandle {
         bounds: RunBounds,
         spent: Amount,
     ) -> Option<Arc<RunLimits>> {
-        let pools = self.0.pools.values();
-        let pools = pools.map(|entry| entry.actor.clone()).collect();
+        let pools = self
+            .0
+            .pools
+            .values()
+            .map(|entry| entry.actor.clone())
+            .collect();
         RunLimits::start(run, bounds, spent, pools)
     }
 
@@ -70,15 +74,20 @@ impl FleetHandle {
                 (Err(error), _) | (_, Err(error)) => Err(error.to_string()),
             }
         };
-        let read = shared.ambient.run_blocking(reading).await;
-        let read = read.map_err(|_| SubmitError::Stopping)?;
+        let read = shared
+            .ambient
+            .run_blocking(reading)
+            .await
+            .map_err(|_| SubmitError::Stopping)?;
         let (stored, spent) = read.map_err(SubmitError::Rejected)?;
-        let stored = stored.map(|text| serde_json::from_str::<RunBounds>(&text));
-        let stored = stored.transpose().map_err(|error| {
-            SubmitError::Rejected(format!(
-                "the run's bounds cannot be read from the journal: {error}"
-            ))
-        })?;
+        let stored = stored
+            .map(|text| serde_json::from_str::<RunBounds>(&text))
+            .transpose()
+            .map_err(|error| {
+                SubmitError::Rejected(format!(
+                    "the run's bounds cannot be read from the journal: {error}"
+                ))
+            })?;
         let bounds = shared.run_bounds.take(run);
         // A person who resumes a run after its deadline drops the deadline. A daemon resumes by
         // itself, so there the deadline stays.

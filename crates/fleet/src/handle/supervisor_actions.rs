@@ -28,8 +28,10 @@ impl FleetHandle {
         extra_writes: Vec<Write>,
     ) -> Result<(), SubmitError> {
         let id = session.clone();
-        let last = self.read_journal(move |reader| reader.last_seq(&id)).await;
-        let last = last.map_err(|error| SubmitError::Rejected(error.to_string()))?;
+        let last = self
+            .read_journal(move |reader| reader.last_seq(&id))
+            .await
+            .map_err(|error| SubmitError::Rejected(error.to_string()))?;
         let epoch = self.0.shared.journal.epoch();
         let at_us = now_us();
         let stamped = (last + 1..).zip(events).map(|(seq, event)| StampedEvent {

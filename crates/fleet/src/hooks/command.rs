@@ -39,8 +39,10 @@ impl Runner {
         let secrets = command.secrets.iter();
         let secrets =
             secrets.filter_map(|(name, secret)| Some((name.clone(), secret.expose()?.to_string())));
-        let set = command.env.iter();
-        let set = set.map(|(name, value)| (name.clone(), value.clone()));
+        let set = command
+            .env
+            .iter()
+            .map(|(name, value)| (name.clone(), value.clone()));
         Self {
             argv: command.argv.clone(),
             env: set.chain(secrets).collect(),

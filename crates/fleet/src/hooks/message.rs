@@ -98,14 +98,20 @@ fn describe_notification(notification: &Notification) -> String {
         Notification::RunEnded {
             run, code, tasks, ..
         } => {
-            let counts = tasks.iter().map(|(word, count)| format!("{count} {word}"));
-            let counts = counts.collect::<Vec<_>>().join(", ");
+            let counts = tasks
+                .iter()
+                .map(|(word, count)| format!("{count} {word}"))
+                .collect::<Vec<_>>()
+                .join(", ");
             let how = if *code == 0 { "is done" } else { "ended" };
             format!("run {run} {how}: {counts}")
         }
         Notification::RunPaused { run, pool, rules } => {
-            let rules = rules.iter().map(|rule| escape_for_display(rule, WORD));
-            let rules = rules.collect::<Vec<_>>().join(", ");
+            let rules = rules
+                .iter()
+                .map(|rule| escape_for_display(rule, WORD))
+                .collect::<Vec<_>>()
+                .join(", ");
             let rules = escape_for_display(&rules, SENTENCE);
             format!("run {run} is paused: its last tasks were denied (pool {pool}, by {rules})")
         }

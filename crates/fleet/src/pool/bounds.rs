@@ -17,8 +17,9 @@ use marshal_telemetry::event::task::{TaskLeft, TaskLocation};
 impl PoolState {
     /// Ends the queued tasks of a run that reached a bound; with `cancels` also its running ones.
     pub(super) fn end_run_tasks(&mut self, run: &RunId, why: &str, cancels: bool) {
-        let ended = self.queue.take_all_if(|task| task.run == *run);
-        let ended = ended
+        let ended = self
+            .queue
+            .take_all_if(|task| task.run == *run)
             .into_iter()
             .map(|task| end_unstarted(task, why))
             .collect();

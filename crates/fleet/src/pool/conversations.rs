@@ -268,8 +268,10 @@ impl PoolState {
         }
         let conversation = slot.conversation.as_mut();
         let waiting = conversation.map(|of_slot| std::mem::take(&mut of_slot.waiting_prompts));
-        let ended = waiting.into_iter().flatten();
-        let ended = ended.map(|task| end_unstarted(task, super::state::CANCELLED));
+        let ended = waiting
+            .into_iter()
+            .flatten()
+            .map(|task| end_unstarted(task, super::state::CANCELLED));
         self.end_tasks(ended.collect(), TaskLocation::Queue);
     }
 

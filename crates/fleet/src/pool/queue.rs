@@ -67,8 +67,7 @@ impl Queue {
 
     /// How many tasks wait only for a slot.
     pub(super) fn startable(&self) -> usize {
-        let ready = self.ready.values();
-        let ready = ready.filter(|(open, _)| open.has_free_job());
+        let ready = self.ready.values().filter(|(open, _)| open.has_free_job());
         ready.map(|(_, tasks)| tasks).sum()
     }
 

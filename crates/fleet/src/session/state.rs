@@ -372,8 +372,11 @@ impl SessionState {
                     // Before the agent can call its model for this prompt.
                     self.agent.rate_limit_watch.reset();
                     self.start_turn_budget();
-                    let attached = self.workspace.prepared.as_ref();
-                    let attached = attached.map(|entry| Arc::clone(&entry.attachments));
+                    let attached = self
+                        .workspace
+                        .prepared
+                        .as_ref()
+                        .map(|entry| Arc::clone(&entry.attachments));
                     self.send_command(Command::Prompt {
                         text,
                         attachments: attached.unwrap_or_default(),

@@ -549,8 +549,9 @@ fn an_unknown_field_of_a_newer_writer_is_ignored() {
 #[test]
 fn what_cannot_be_understood_is_named() {
     let check = |kind: &str, version, body: &str, expect: &str| {
-        let error = decode(kind, version, body).expect_err("unreadable");
-        let error = error.to_string();
+        let error = decode(kind, version, body)
+            .expect_err("unreadable")
+            .to_string();
         assert!(error.contains(expect), "{error} lacks {expect}");
     };
     check("holo", 1, "{}", "event kind \"holo\" is unknown");

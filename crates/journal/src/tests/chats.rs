@@ -221,8 +221,10 @@ fn chats_are_listed_by_workspace_in_pages_newest_first() {
     let reader = journal.reader().expect("reader");
     let names = |workspace, after: Option<&str>, limit| -> Vec<String> {
         let after = after.map(session);
-        let found = reader.chats(workspace, after.as_ref(), limit);
-        let found = found.expect("read").into_iter();
+        let found = reader
+            .chats(workspace, after.as_ref(), limit)
+            .expect("read")
+            .into_iter();
         found.map(|chat| chat.session.to_string()).collect()
     };
     assert_eq!(names(None, None, 2), ["c3", "c2"]);

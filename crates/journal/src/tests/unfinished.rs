@@ -134,8 +134,9 @@ fn a_start_writes_down_what_is_a_fact_and_leaves_tasks_to_whoever_continues_the_
     assert_eq!((&left[0].session, left[0].last_seq), (&of_slot, 2));
     assert_dense(&reader, &of_slot, 2);
     assert_durable(&commit(&journal, vec![text(&of_slot, 2, 3)]));
-    let of_t1 = reader.sessions_of_task(&run_id(), &TaskId::new("t1").expect("id"));
-    let of_t1 = of_t1.expect("sessions");
+    let of_t1 = reader
+        .sessions_of_task(&run_id(), &TaskId::new("t1").expect("id"))
+        .expect("sessions");
     assert_eq!(of_t1.len(), 1);
     assert!(of_t1[0].ended_at_us.is_some());
     journal.close(LONG).expect("flushed");

@@ -10,10 +10,11 @@ fn begin(run: &str) -> (Commit, Withdrawal, Receiver<CommitResult>) {
         command: "run",
         at_us: 1,
     };
-    let commit = Commit::new(vec![write]).with_withdrawal(withdrawal.clone());
-    let commit = commit.with_callback(move |result| {
-        let _ = sender.send(result);
-    });
+    let commit = Commit::new(vec![write])
+        .with_withdrawal(withdrawal.clone())
+        .with_callback(move |result| {
+            let _ = sender.send(result);
+        });
     (commit, withdrawal, results)
 }
 

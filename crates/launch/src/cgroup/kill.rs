@@ -182,8 +182,10 @@ fn procs(dir: &Path) -> io::Result<Vec<u32>> {
 /// The process of a thread; the thread's own number if that is not known (any more).
 fn process_of(thread: u32) -> u32 {
     let status = fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    let process = process.and_then(|number| number.trim().parse().ok());
+    let process = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Tgid:"))
+        .and_then(|number| number.trim().parse().ok());
     process.unwrap_or(thread)
 }
 

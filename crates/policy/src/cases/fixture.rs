@@ -53,8 +53,11 @@ impl Default for FixtureFs {
     fn default() -> Self {
         let mut found = BTreeMap::new();
         for path in [WORKSPACE, HOME].iter().chain(DIRECTORIES) {
-            let ends = path.match_indices('/').map(|(at, _)| at);
-            let ends = ends.skip(1).chain([path.len()]);
+            let ends = path
+                .match_indices('/')
+                .map(|(at, _)| at)
+                .skip(1)
+                .chain([path.len()]);
             for directory in ends
                 .map(|end| &path[..end])
                 .filter(|path| is_under_root(path))

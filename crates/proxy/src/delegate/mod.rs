@@ -129,8 +129,8 @@ impl DelegateClient {
 
 fn authorization(token: &Secret) -> Result<HeaderValue, SetupError> {
     let value = token.expose().ok_or(SetupError::Token)?;
-    let value = HeaderValue::from_str(&format!("Bearer {value}"));
-    let mut value = value.map_err(|_| SetupError::Token)?;
+    let mut value =
+        HeaderValue::from_str(&format!("Bearer {value}")).map_err(|_| SetupError::Token)?;
     value.set_sensitive(true);
     Ok(value)
 }

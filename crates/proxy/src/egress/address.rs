@@ -113,8 +113,10 @@ pub fn check_public(address: IpAddr) -> Result<(), SpecialPurpose> {
             } else {
                 V6_NOT_GLOBAL
             };
-            let purpose = blocks.iter().find(|block| block.contains(address));
-            let purpose = purpose.map(|item| item.2);
+            let purpose = blocks
+                .iter()
+                .find(|block| block.contains(address))
+                .map(|item| item.2);
             purpose.or((!GLOBAL.contains(address)).then_some("not allocated"))
         }
     };

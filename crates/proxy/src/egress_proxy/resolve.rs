@@ -87,11 +87,7 @@ async fn resolve_public(
         _of_slot: of_slot.acquire_owned().await.map_err(ending)?,
         _of_all: LOOKUP_PERMITS.acquire().await.map_err(ending)?,
     };
-    let addresses = gate.resolver.lookup(host, *port, permit).await;
-    let addresses = addresses.map_err(|error| {
-        tracing::debug!(slot = %gate.ledger.slot, host, %error, "the name of an allowed host cannot be resolved");
-        unknown()
-    })?;
+    let addresses = gate.resolver.lookup(host, *port, permit).await.map_err(|error| { tracing::debug!(slot = %gate.ledger.slot, host, %error, "the name of an allowed host cannot be resolved"); unknown() })?;
     if addresses.is_empty() {
         return Err(unknown());
     }

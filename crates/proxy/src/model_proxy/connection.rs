@@ -60,8 +60,11 @@ impl RouteContext {
         purse: Arc<dyn UsageMeter>,
     ) -> Self {
         let places = usize::from(upstream.route.connections);
-        let bodies = upstream.route.body_max.max(ROUTE_BODIES_CHILD);
-        let bodies = bodies.div_ceil(BODY_PERMIT_BYTES as u64);
+        let bodies = upstream
+            .route
+            .body_max
+            .max(ROUTE_BODIES_CHILD)
+            .div_ceil(BODY_PERMIT_BYTES as u64);
         Self {
             upstream,
             slot,

@@ -73,8 +73,7 @@ async fn forward(
     let (head, mut from) = request.into_parts();
     let route = &gate.upstream.route;
     let uri = &head.uri;
-    let allowed = match_allow_list(route, head.method.as_str(), uri.path(), uri.query());
-    let allowed = allowed
+    let allowed = match_allow_list(route, head.method.as_str(), uri.path(), uri.query())
         .and_then(|allowed_request| check_uncompressed(&head.headers).map(|()| allowed_request));
     let allowed_request = match allowed {
         Ok(allowed_request) => allowed_request,
@@ -289,17 +288,18 @@ async fn send_upstream(
     let route = &gate.upstream.route;
     let answer = keyed.client.request(request);
     let answer = tokio::time::timeout(route.timeouts.answer, answer).await;
-    let answer = answer.map_err(|_| {
-        let what = format!(
-            "the upstream of the route {} did not answer in time",
-            route.name
-        );
-        upstream_failure(gate, 504, what)
-    })?;
-    let answer = answer.map_err(|error| {
-        record.charge.mark_cut_by_upstream();
-        upstream_failure(gate, 502, describe_failure(&route.name, &error))
-    })?;
+    let answer = answer
+        .map_err(|_| {
+            let what = format!(
+                "the upstream of the route {} did not answer in time",
+                route.name
+            );
+            upstream_failure(gate, 504, what)
+        })?
+        .map_err(|error| {
+            record.charge.mark_cut_by_upstream();
+            upstream_failure(gate, 502, describe_failure(&route.name, &error))
+        })?;
     let (head, from) = answer.into_parts();
     let status = head.status.as_u16();
     let text = |name| {

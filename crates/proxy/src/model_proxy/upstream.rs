@@ -120,13 +120,14 @@ impl KeyedClient {
         let key = match secret {
             None => None,
             Some(secret) => {
-                let value = secret.expose();
-                let value = value.ok_or_else(|| UpstreamError::Key(name(), None))?;
-                let value = HeaderValue::from_str(&format!("{}{value}", route.prefix));
-                let mut value = value.map_err(|error| UpstreamError::Key(name(), Some(error)))?;
+                let value = secret
+                    .expose()
+                    .ok_or_else(|| UpstreamError::Key(name(), None))?;
+                let mut value = HeaderValue::from_str(&format!("{}{value}", route.prefix))
+                    .map_err(|error| UpstreamError::Key(name(), Some(error)))?;
                 value.set_sensitive(true);
-                let header = HeaderName::from_bytes(route.header.as_bytes());
-                let header = header.map_err(|error| UpstreamError::Header(name(), error))?;
+                let header = HeaderName::from_bytes(route.header.as_bytes())
+                    .map_err(|error| UpstreamError::Header(name(), error))?;
                 Some((header, value))
             }
         };

@@ -99,8 +99,10 @@ impl WebhookClient {
     /// # Errors
     /// [`WebhookSetupError`]
     pub fn new(name: &str, to: &HookAddress) -> Result<Self, WebhookSetupError> {
-        let secret = to.secret.expose();
-        let secret = secret.ok_or_else(|| WebhookSetupError::Secret(name.to_owned()))?;
+        let secret = to
+            .secret
+            .expose()
+            .ok_or_else(|| WebhookSetupError::Secret(name.to_owned()))?;
         let uri: Uri = to
             .url
             .as_str()
@@ -145,8 +147,7 @@ impl WebhookClient {
         let exchange = async {
             let answer = self
                 .client
-                .request(self.build_request(json, id, event, at)?);
-            let answer = answer
+                .request(self.build_request(json, id, event, at)?)
                 .await
                 .map_err(|error| WebhookError::Failed(describe_error(&error)))?;
             status = Some(answer.status().as_u16());

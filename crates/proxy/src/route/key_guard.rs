@@ -163,8 +163,11 @@ fn match_escape(text: &[u8], wanted: u8) -> Escape {
         Some(b'%') => match_hex(text, 1, b"", wanted),
         Some(b'\\') => {
             // Bounded: a text of backslashes alone must not be counted from each of them.
-            let slashes = text.iter().take(BACKSLASHES + 1);
-            let slashes = slashes.take_while(|byte| **byte == b'\\').count();
+            let slashes = text
+                .iter()
+                .take(BACKSLASHES + 1)
+                .take_while(|byte| **byte == b'\\')
+                .count();
             if slashes > BACKSLASHES {
                 return Escape::Nothing;
             }

@@ -129,8 +129,10 @@ async fn the_librarys_client_works_in_each_version() {
         assert_eq!(info.name, "marshal");
         let tools = client.list_all_tools().await.expect("tools");
         assert_eq!(tools.len(), 1, "{tools:?}");
-        let arguments = serde_json::json!({"step": "a", "status": "done"});
-        let arguments = arguments.as_object().expect("an object").clone();
+        let arguments = serde_json::json!({"step": "a", "status": "done"})
+            .as_object()
+            .expect("an object")
+            .clone();
         let call = CallToolRequestParams::new("plan_step").with_arguments(arguments);
         let answering = async {
             let Some(ToolCallEvent::Call { reply, .. }) = served.heard.recv().await else {

@@ -107,8 +107,11 @@ impl Agent {
     /// Replaces ids that a script cannot know: `{session}`, and `{reply}` for the id of the request
     /// that the turn answers.
     fn fill_placeholders(&self, line: &str) -> String {
-        let reply = self.turn.as_ref().and_then(|turn| turn.reply_to.as_ref());
-        let reply = reply.map_or_else(|| "null".to_owned(), ToString::to_string);
+        let reply = self
+            .turn
+            .as_ref()
+            .and_then(|turn| turn.reply_to.as_ref())
+            .map_or_else(|| "null".to_owned(), ToString::to_string);
         line.replace("{session}", &self.session.id)
             .replace("{reply}", &reply)
     }

@@ -230,8 +230,11 @@ fn build_agent(args: Args, is_verbose: bool) -> Result<Agent, StartError> {
     };
     let claude = claude::Conversation::new(args.dialect, &args.words, is_verbose)?;
     let modes = args.dialect.modes();
-    let mode = args.permission_mode.as_deref();
-    let mode = mode.or(modes.last().copied()).unwrap_or_default();
+    let mode = args
+        .permission_mode
+        .as_deref()
+        .or(modes.last().copied())
+        .unwrap_or_default();
     if !modes.contains(&mode) {
         return Err(StartError::Mode(modes));
     }

@@ -43,11 +43,15 @@ fn parse_tools(value: &Value) -> Vec<Tool> {
         return tool(value).into_iter().collect();
     }
     let group = value["name"].as_str().unwrap_or_default();
-    let inside = value["tools"].as_array().into_iter().flatten();
-    let inside = inside.filter_map(tool).map(|tool| Tool {
-        group: Some(group.to_owned()),
-        ..tool
-    });
+    let inside = value["tools"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(tool)
+        .map(|tool| Tool {
+            group: Some(group.to_owned()),
+            ..tool
+        });
     inside.collect()
 }
 

@@ -110,8 +110,11 @@ fn uid_per_slot(order: &ProbeRequest) -> ProbeResult {
         );
         return result;
     }
-    let range = order.at.as_deref().and_then(UidRange::parse);
-    let range = range.unwrap_or_default();
+    let range = order
+        .at
+        .as_deref()
+        .and_then(UidRange::parse)
+        .unwrap_or_default();
     match uids::acquire(&Sources::host(), order.slots, range) {
         Ok(lock) => {
             let block = lock.block();

@@ -331,8 +331,10 @@ fn idmapped(order: &ProbeRequest) -> StepResult<ProbeResult> {
         return Ok(feature_missing("no directory to check"));
     };
     // The directory may not exist yet: the nearest existing parent has the same file system.
-    let there = Path::new(at).ancestors().find(|path| path.is_dir());
-    let there = there.unwrap_or(Path::new("/"));
+    let there = Path::new(at)
+        .ancestors()
+        .find(|path| path.is_dir())
+        .unwrap_or(Path::new("/"));
     let stat = rustix::fs::stat(there).on(Stage::Idmap, "examine", there)?;
     nix::sched::unshare(CloneFlags::CLONE_NEWNS).at(Stage::Mount, "unshare the host's mounts")?;
     make_private()?;

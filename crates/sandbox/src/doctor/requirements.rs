@@ -339,8 +339,8 @@ mod tests {
         let config = marshal_config::Config::parse(
             marshal_config::DEFAULT,
             &marshal_config::Origin::built_in("/".into()),
-        );
-        let config = config.expect("the built-in configuration");
+        )
+        .expect("the built-in configuration");
         let rows = |own_network, abi: u64| {
             let needs = requirements_of(&ProfileContext {
                 name: "standard",
@@ -354,8 +354,7 @@ mod tests {
             let of = [Feature::LandlockNet, Feature::LandlockScope];
             let has = |feature| abi >= u64::from(if feature == of[0] { 4_u8 } else { 6 });
             let found = of.map(|feature| (query(feature), probe_result(has(feature), abi)));
-            let rows = evaluate(&needs, found.into());
-            let rows = rows
+            let rows = evaluate(&needs, found.into())
                 .into_iter()
                 .filter(|row| of.contains(&row.query.feature));
             rows.map(|row| row.status).collect::<Vec<_>>()
@@ -377,8 +376,8 @@ mod tests {
         let config = marshal_config::Config::parse(
             marshal_config::DEFAULT,
             &marshal_config::Origin::built_in("/".into()),
-        );
-        let config = config.expect("the built-in configuration");
+        )
+        .expect("the built-in configuration");
         let features = |name: &str, is_root| {
             let needs = requirements_of(&ProfileContext {
                 name,

@@ -22,8 +22,9 @@ fn the_place_comes_from_systemd_then_xdg_then_home() {
             let found = variables.iter().find(|(n, _)| *n == name);
             found.map(|(_, value)| OsString::from(value))
         };
-        let got = service_path(look).or_else(|| user_path(look));
-        let got = got.map(|path| path.display().to_string());
+        let got = service_path(look)
+            .or_else(|| user_path(look))
+            .map(|path| path.display().to_string());
         assert_eq!(got.unwrap_or_default(), expect, "{variables:?}");
     };
     let home = ("HOME", "/home/a");

@@ -85,8 +85,8 @@ pub fn keep(state: &Path, pool: &PoolName, home: &Path) -> Result<Vec<String>, L
     private.recursive(true).mode(0o700);
     private.create(&part)?;
     for name in &names {
-        let found = read(&root, name, LOGIN_FILE_BYTES, LOGIN_FILE_BYTES);
-        let found = found.map_err(|error| LoginError::File(name.clone(), error))?;
+        let found = read(&root, name, LOGIN_FILE_BYTES, LOGIN_FILE_BYTES)
+            .map_err(|error| LoginError::File(name.clone(), error))?;
         let Some(FileContent::Whole(bytes)) = found.map(|found| found.content) else {
             continue;
         };

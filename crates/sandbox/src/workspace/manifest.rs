@@ -135,8 +135,10 @@ impl Manifest {
 
     /// The recorded directories.
     pub fn directories(&self) -> impl Iterator<Item = &[u8]> {
-        let dirs = self.entries.iter();
-        let dirs = dirs.filter(|(_, entry)| entry.kind == Kind::Dir);
+        let dirs = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.kind == Kind::Dir);
         dirs.map(|(path, _)| &**path)
     }
 
@@ -196,9 +198,9 @@ impl Manifest {
         kinds.truncate(limits::CHANGES_LISTED);
         let gone = kinds
             .iter()
-            .filter(|(_, kind)| *kind == ChangeKind::Deleted);
-        let gone = gone.filter_map(|(path, _)| Some((self.entries.get(*path)?, *path)));
-        let gone = gone.map(|(then, path)| (then.identity, (then, path)));
+            .filter(|(_, kind)| *kind == ChangeKind::Deleted)
+            .filter_map(|(path, _)| Some((self.entries.get(*path)?, *path)))
+            .map(|(then, path)| (then.identity, (then, path)));
         let gone: HashMap<Identity, _> = gone.collect();
         let moved = kinds.iter().filter_map(|(path, _)| {
             let now = after.entries.get(*path)?;

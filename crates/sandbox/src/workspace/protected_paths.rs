@@ -137,8 +137,11 @@ impl ProtectedPaths {
     #[must_use]
     pub fn appeared_since<'s>(&'s self, before: &Self) -> Vec<&'s [u8]> {
         let is_own = |dir: &&Vec<u8>| dir.rsplit(|&byte| byte == b'/').next() == Some(b".git");
-        let repositories = self.git_dirs.iter().filter(is_own);
-        let repositories = repositories.filter(|dir| !before.git_dirs.contains(*dir));
+        let repositories = self
+            .git_dirs
+            .iter()
+            .filter(is_own)
+            .filter(|dir| !before.git_dirs.contains(*dir));
         let paths = self
             .paths
             .keys()

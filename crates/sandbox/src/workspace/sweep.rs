@@ -115,8 +115,11 @@ impl SweepReport {
     ) {
         for name in names(root, &mut self.failed) {
             let is_record = SessionId::new(&name).is_err();
-            let time = root.path().join(&name).symlink_metadata();
-            let time = time.and_then(|meta| meta.modified());
+            let time = root
+                .path()
+                .join(&name)
+                .symlink_metadata()
+                .and_then(|meta| meta.modified());
             if time.is_ok_and(is_old) && (!is_record || when == SweepTime::Start) {
                 count(discard(root, &name), &mut self.leftovers, &mut self.failed);
             }

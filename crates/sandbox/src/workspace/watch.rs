@@ -188,8 +188,10 @@ impl TreeWatch {
     pub fn take(&mut self) -> TreeChanges {
         let mut listed = std::mem::take(&mut self.listed);
         for departure in std::mem::take(&mut self.departed).into_values() {
-            let identity = self.known.remove(&departure.from);
-            let identity = identity.or_else(|| self.before.identity(&departure.from));
+            let identity = self
+                .known
+                .remove(&departure.from)
+                .or_else(|| self.before.identity(&departure.from));
             // It went into a directory that was not watched yet.
             if let Some(to) = identity.and_then(|identity| listed.remove(&identity)) {
                 let Departure { from, is_dir } = departure;
@@ -270,8 +272,9 @@ impl TreeWatch {
         let (parent, name) = path.split_at(path.iter().rposition(|b| *b == b'/').unwrap_or(0));
         let name = CString::new(name.strip_prefix(b"/").unwrap_or(name));
         let dir = self.open_dir(parent).ok().flatten();
-        let meta = dir.zip(name.ok());
-        let meta = meta.and_then(|(dir, name)| meta_at(dir, &name).ok());
+        let meta = dir
+            .zip(name.ok())
+            .and_then(|(dir, name)| meta_at(dir, &name).ok());
         match meta {
             Some(meta) => self.known.insert(path.to_vec(), meta.identity()),
             None => self.known.remove(path),

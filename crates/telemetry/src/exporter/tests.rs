@@ -220,11 +220,14 @@ fn what_happened_is_on_the_page_with_help_and_type() {
         let family = ["_bucket", "_count", "_sum"]
             .iter()
             .find_map(|end| name.strip_suffix(end));
-        let metric = CATALOGUE.iter().find(|metric| {
-            metric.name == name
-                || matches!(metric.kind, MetricKind::Histogram(_)) && Some(metric.name) == family
-        });
-        let metric = metric.unwrap_or_else(|| panic!("{name} is not in the catalogue"));
+        let metric = CATALOGUE
+            .iter()
+            .find(|metric| {
+                metric.name == name
+                    || matches!(metric.kind, MetricKind::Histogram(_))
+                        && Some(metric.name) == family
+            })
+            .unwrap_or_else(|| panic!("{name} is not in the catalogue"));
         let (name, help, kind) = (metric.name, metric.help, metric.kind.as_str());
         assert!(
             page.contains(&format!("# HELP {name} {help}\n")),

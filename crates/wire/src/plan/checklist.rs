@@ -444,8 +444,10 @@ fn parse_task(text: &str) -> Option<(bool, &str)> {
         b'x' | b'X' => true,
         _ => return None,
     };
-    let label = rest[1..].strip_prefix(']')?;
-    let label = label.strip_prefix([' ', '\t'])?.trim();
+    let label = rest[1..]
+        .strip_prefix(']')?
+        .strip_prefix([' ', '\t'])?
+        .trim();
     (!label.is_empty()).then_some((done, label))
 }
 

@@ -46,8 +46,8 @@ impl From<ReadError> for String {
 /// # Errors
 /// It is no JSON, no object, or of another form.
 pub fn parse_object<'b, T: Deserialize<'b>>(content: &'b [u8]) -> Result<T, ReadError> {
-    let text = std::str::from_utf8(content);
-    let text = text.map_err(|_| ReadError::Malformed("it is not UTF-8".to_owned()))?;
+    let text = std::str::from_utf8(content)
+        .map_err(|_| ReadError::Malformed("it is not UTF-8".to_owned()))?;
     if !text.trim_ascii_start().starts_with('{') {
         return Err(ReadError::Malformed("it is not a JSON object".to_owned()));
     }

@@ -30,8 +30,10 @@ pub fn parse_recorded_request(tool: &str, input: &RawValue) -> Option<ClientRequ
     let file = || serde_json::from_str::<File>(input.get()).ok();
     if let Some(tool) = EngineTool::from_record_name(tool) {
         let arguments: serde_json::Value = serde_json::from_str(input.get()).ok()?;
-        let path = arguments.get("path").and_then(|path| path.as_str());
-        let path = path.map(str::to_owned);
+        let path = arguments
+            .get("path")
+            .and_then(|path| path.as_str())
+            .map(str::to_owned);
         let request = EngineRequest {
             tool,
             path,

@@ -223,8 +223,10 @@ impl OpenParams {
     /// [`RpcError::INVALID_PARAMS`] without an id, [`RpcError::RESOURCE_NOT_FOUND`] for an invalid
     /// one.
     pub fn session(&self) -> Result<SessionId, RpcError> {
-        let id = self.session_id.as_deref();
-        let id = id.ok_or_else(|| RpcError::invalid_params("sessionId is missing"))?;
+        let id = self
+            .session_id
+            .as_deref()
+            .ok_or_else(|| RpcError::invalid_params("sessionId is missing"))?;
         SessionId::new(id).map_err(|_| RpcError::session_not_found(id))
     }
 }

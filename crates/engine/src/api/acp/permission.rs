@@ -28,8 +28,10 @@ const WIDTH: usize = 400;
 /// Returns the parameters of the request.
 #[must_use]
 pub fn request_params(session: &str, approval: &PermissionRequestView) -> Value {
-    let id = approval.tool_id.clone();
-    let id = id.unwrap_or_else(|| format!("approval-{}", approval.approval));
+    let id = approval
+        .tool_id
+        .clone()
+        .unwrap_or_else(|| format!("approval-{}", approval.approval));
     json!({
         "sessionId": session,
         "toolCall": {

@@ -133,8 +133,7 @@ impl SessionState {
                 told["currentValue"] = (value == Some("true")).into();
                 return Some(told);
             }
-            let choices = option.choices.iter();
-            let choices = choices.map(
+            let choices = option.choices.iter().map(
                 |item| json!({"value": item.id.raw(), "name": name(item.name.as_ref(), &item.id)}),
             );
             told["type"] = "select".into();

@@ -227,11 +227,13 @@ impl Disk {
             Err(Errno::EXIST) => false,
             Err(errno) => return Err(system(&what, "made", errno)),
         };
-        let root = rustix::fs::openat(CWD, path, DIRECTORY, Mode::empty());
-        let root = root.map_err(|errno| match errno {
-            Errno::NOTDIR | Errno::LOOP => DiskError::NotADirectory(what.clone()),
-            errno => system(&what, "opened", errno),
-        })?;
+        let root =
+            rustix::fs::openat(CWD, path, DIRECTORY, Mode::empty()).map_err(
+                |errno| match errno {
+                    Errno::NOTDIR | Errno::LOOP => DiskError::NotADirectory(what.clone()),
+                    errno => system(&what, "opened", errno),
+                },
+            )?;
         let examine = |fd: &OwnedFd| rustix::fs::fstat(fd);
         let stat = examine(&root).map_err(|errno| system(&what, "examined", errno))?;
         let give = (owner != caller).then(|| (owner, Gid::from_raw(stat.st_gid)));
@@ -264,11 +266,13 @@ impl Disk {
             Err(Errno::EXIST) => false,
             Err(errno) => return Err(system(what, "made", errno)),
         };
-        let fd = rustix::fs::openat(&self.root, what, DIRECTORY, Mode::empty());
-        let fd = fd.map_err(|errno| match errno {
-            Errno::NOTDIR | Errno::LOOP => DiskError::NotADirectory(what.to_owned()),
-            errno => system(what, "opened", errno),
-        })?;
+        let fd =
+            rustix::fs::openat(&self.root, what, DIRECTORY, Mode::empty()).map_err(|errno| {
+                match errno {
+                    Errno::NOTDIR | Errno::LOOP => DiskError::NotADirectory(what.to_owned()),
+                    errno => system(what, "opened", errno),
+                }
+            })?;
         if made {
             let given = self.chown_new(&fd);
             given.map_err(|error| system(what, "given to its owner", error))?;
@@ -301,8 +305,8 @@ impl Disk {
         check_owner(what, &stat, self.owner, OPEN_TO_OTHERS)?;
         let mut is_other = false;
         for (at, area) in Area::ALL.into_iter().enumerate() {
-            let stat = rustix::fs::fstat(&self.areas[at]);
-            let stat = stat.map_err(|errno| system(area.as_str(), "examined", errno))?;
+            let stat = rustix::fs::fstat(&self.areas[at])
+                .map_err(|errno| system(area.as_str(), "examined", errno))?;
             let there = rustix::fs::statat(&self.root, area.as_str(), AtFlags::SYMLINK_NOFOLLOW);
             let is_same = there.is_ok_and(|there| {
                 FileFingerprint::from_stat(&there).is_same_file(&FileFingerprint::from_stat(&stat))

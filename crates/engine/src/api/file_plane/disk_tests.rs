@@ -203,8 +203,8 @@ fn what_stands_in_the_way_is_put_aside() {
     }
     let kept = fs::read_dir(dir.join("rejected"))
         .expect("listed")
-        .flatten();
-    let kept = kept.filter(|of| of.file_name().to_string_lossy().starts_with("x.txt"));
+        .flatten()
+        .filter(|of| of.file_name().to_string_lossy().starts_with("x.txt"));
     assert_eq!(kept.count(), 4, "two files and two reasons");
     disk.quarantine(Area::Queue, "gone.txt", "no")
         .expect("nothing to do");

@@ -67,14 +67,14 @@ impl Output {
                 loop {
                     let cursor = self.cursors.get(&worked.session).copied();
                     let after = cursor.unwrap_or(0).max(worked.after_seq);
-                    let events = past.events(&worked.session, after);
-                    let events = events.map_err(PlaneError::Journal)?;
+                    let events = past
+                        .events(&worked.session, after)
+                        .map_err(PlaneError::Journal)?;
                     let Some(last) = events.last().map(|item| item.id.seq) else {
                         break;
                     };
                     // Read after the events: events before the task's end belong to it.
-                    let until = row()?.and_then(|row| row.ended_at_us);
-                    let until = until.unwrap_or(i64::MAX);
+                    let until = row()?.and_then(|row| row.ended_at_us).unwrap_or(i64::MAX);
                     let own = events.iter().filter(|item| item.at_us <= until);
                     let text: String = own
                         .filter_map(|item| match &item.event {

@@ -443,8 +443,9 @@ impl PlaneWorker {
 
     pub(super) async fn row(&self, run: &RunId) -> Result<Option<StoredTask>, PlaneError> {
         let (past, run, task) = (self.history.clone(), run.clone(), only_task_id()?);
-        let read = tokio::task::spawn_blocking(move || past.task(&run, &task)).await;
-        let read = read.map_err(|_| PlaneError::Journal("its reader ended".to_owned()))?;
+        let read = tokio::task::spawn_blocking(move || past.task(&run, &task))
+            .await
+            .map_err(|_| PlaneError::Journal("its reader ended".to_owned()))?;
         read.map_err(PlaneError::Journal)
     }
 

@@ -141,8 +141,9 @@ impl PlaneWorker {
 
     /// Writes the heartbeat, unless another supervisor uses the directory.
     async fn write_heartbeat(&mut self, now: Instant) -> Result<(), PlaneError> {
-        let heartbeat = self.with_disk(|disk| small(disk, Area::State, HEARTBEAT));
-        let heartbeat = heartbeat.await??;
+        let heartbeat = self
+            .with_disk(|disk| small(disk, Area::State, HEARTBEAT))
+            .await??;
         self.is_alone = self.ownership.is_alone(&heartbeat, now);
         if !self.is_alone {
             return Err(PlaneError::OwnedElsewhere);

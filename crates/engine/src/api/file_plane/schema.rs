@@ -177,8 +177,8 @@ fn member<T: serde::de::DeserializeOwned>(key: &str, value: Value) -> Result<T, 
 pub(super) fn parse_request(name: &RequestName, bytes: &[u8]) -> Result<Request, SchemaError> {
     let refused = |key: &str, why: String| SchemaError::Refused(format!("key {key:?} {why}"));
     let RequestName::Command { name, .. } = name else {
-        let text = std::str::from_utf8(bytes);
-        let text = text.map_err(|_| SchemaError::Broken("it is not UTF-8".to_owned()))?;
+        let text = std::str::from_utf8(bytes)
+            .map_err(|_| SchemaError::Broken("it is not UTF-8".to_owned()))?;
         if text.trim().is_empty() {
             return Err(SchemaError::Broken("it is empty".to_owned()));
         }

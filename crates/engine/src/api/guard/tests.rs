@@ -101,8 +101,9 @@ async fn world(about: RouteScope) -> World {
         extra_routes: with_guard(pages, &tokens, ROUTES, about),
         tokens: Some(tokens),
     };
-    let listener = http::bind("127.0.0.1:0".parse().expect("address")).await;
-    let listener = listener.expect("bound");
+    let listener = http::bind("127.0.0.1:0".parse().expect("address"))
+        .await
+        .expect("bound");
     let addr = listener.addr().expect("an address");
     let stop = CancellationToken::new();
     tokio::spawn(http::serve(

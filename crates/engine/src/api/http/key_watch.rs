@@ -63,8 +63,11 @@ impl KeyWatch {
     }
 
     async fn identifies_same_caller(&self) -> bool {
-        let known = self.caller.lock();
-        let known = known.unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self
+            .caller
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let (Some((token, caller)), Some((_, tokens))) = (known, &self.tokens) else {
             return true;
         };

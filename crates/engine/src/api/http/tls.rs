@@ -103,8 +103,9 @@ fn read_files(files: &TlsFiles, open: OpenTrusted) -> Result<Used, TlsError> {
     let mut digest = Sha256::new();
     let pem = read(&files.certificate, open, false).map_err(|why| bad_chain(&why))?;
     digest.update(&pem);
-    let chain = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>();
-    let chain = chain.map_err(|_| bad_chain("it is not valid PEM"))?;
+    let chain = CertificateDer::pem_slice_iter(&pem)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|_| bad_chain("it is not valid PEM"))?;
     if chain.is_empty() {
         return Err(bad_chain("it contains no certificate in PEM"));
     }
@@ -113,16 +114,16 @@ fn read_files(files: &TlsFiles, open: OpenTrusted) -> Result<Used, TlsError> {
     let key = PrivateKeyDer::from_pem_slice(&pem)
         .map_err(|_| bad_key("it contains no usable private key in PEM"))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let server = ServerConfig::builder_with_provider(provider)
+    let mut server = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13, &TLS12])
         .map_err(|error| bad_key(&error.to_string()))?
         .with_no_client_auth()
-        .with_single_cert(chain, key);
-    let mut server = server.map_err(|error| match error {
-        rustls::Error::InconsistentKeys(_) => bad_key("it is not the key of the certificate"),
-        rustls::Error::InvalidCertificate(_) => bad_chain("its certificate cannot be used"),
-        other => bad_key(&other.to_string()),
-    })?;
+        .with_single_cert(chain, key)
+        .map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => bad_key("it is not the key of the certificate"),
+            rustls::Error::InvalidCertificate(_) => bad_chain("its certificate cannot be used"),
+            other => bad_key(&other.to_string()),
+        })?;
     server.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Used {
         server: Arc::new(server),

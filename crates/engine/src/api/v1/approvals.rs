@@ -17,8 +17,9 @@ use marshal_model::PermissionRequestId;
 /// Lists pending approvals oldest first, ended ones newest first.
 pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResult {
     let ended = request.flag("ended").unwrap_or(false);
-    let rows = FleetHandle::approvals(&app.fleet, ended).await;
-    let rows = rows.map_err(ApiError::unavailable)?;
+    let rows = FleetHandle::approvals(&app.fleet, ended)
+        .await
+        .map_err(ApiError::unavailable)?;
     let place = |view: &ApprovalView| {
         let Time(at) = view.ended_at.filter(|_| ended).unwrap_or(view.requested_at);
         (if ended { -at } else { at }, view.approval.clone())
@@ -62,9 +63,10 @@ fn approval_not_found() -> ApiError {
 }
 
 pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult {
-    let row = FleetHandle::approval(&app.fleet, approval_param(&request)?).await;
-    let row = row.map_err(ApiError::unavailable)?;
-    let row = row.ok_or_else(approval_not_found)?;
+    let row = FleetHandle::approval(&app.fleet, approval_param(&request)?)
+        .await
+        .map_err(ApiError::unavailable)?
+        .ok_or_else(approval_not_found)?;
     respond_ok(&ApprovalView::with_details(&row))
 }
 
@@ -74,8 +76,9 @@ pub(super) async fn answer(app: AppState, request: RequestContext) -> HandlerRes
         .map_err(|failure| failure_error(&failure))?;
     let who = request.caller.recorded_as();
     let answer = answer.into_request(request.caller.approver, who);
-    let answered = FleetHandle::answer_approval(&app.fleet, answer).await;
-    let answered = answered.map_err(|error| failure_error(&approvals::answer_failure(&error)))?;
+    let answered = FleetHandle::answer_approval(&app.fleet, answer)
+        .await
+        .map_err(|error| failure_error(&approvals::answer_failure(&error)))?;
     respond_ok(&AnswerReceiptView::from_receipt(&answered))
 }
 

@@ -315,8 +315,11 @@ pub(super) async fn accept_message(
 
 pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResult {
     let (chats, workspace, _) = chat_params(&app, &request)?;
-    let cursor = request.query_param("cursor").map(SessionId::new);
-    let cursor = cursor.transpose().map_err(|_| ApiError::bad_cursor())?;
+    let cursor = request
+        .query_param("cursor")
+        .map(SessionId::new)
+        .transpose()
+        .map_err(|_| ApiError::bad_cursor())?;
     let page = chats.list(workspace, cursor, request.limit());
     let (chats, has_more) = page.await?;
     let last = chats.last().filter(|_| has_more);
@@ -333,8 +336,11 @@ pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult
 
 pub(super) async fn turns(app: AppState, request: RequestContext) -> HandlerResult {
     let (chats, workspace, chat) = chat_params(&app, &request)?;
-    let cursor = request.query_param("cursor").unwrap_or("0");
-    let cursor = cursor.parse().map_err(|_| ApiError::bad_cursor())?;
+    let cursor = request
+        .query_param("cursor")
+        .unwrap_or("0")
+        .parse()
+        .map_err(|_| ApiError::bad_cursor())?;
     let page = chats.turns(workspace, chat, cursor, request.limit()).await;
     let (turns, has_more) = page?;
     let last = turns.last().filter(|_| has_more);
@@ -352,8 +358,10 @@ pub(super) async fn events(app: AppState, request: RequestContext) -> HandlerRes
         _ => Shape::Named,
     };
     // What the client read last takes precedence over where it was told to start.
-    let last = request.headers.get("last-event-id");
-    let last = last.map(|id| id.to_str().unwrap_or("?"));
+    let last = request
+        .headers
+        .get("last-event-id")
+        .map(|id| id.to_str().unwrap_or("?"));
     let cursor = match last
         .filter(|id| !id.is_empty())
         .or(request.query_param("after"))

@@ -72,12 +72,18 @@ fn pool_param(request: &RequestContext) -> Result<PoolName, ApiError> {
 }
 
 pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResult {
-    let after = request.query_param("cursor").map(str::parse::<u32>);
-    let after = after.transpose().map_err(|_| ApiError::bad_cursor())?;
-    let after = after.unwrap_or(0);
+    let after = request
+        .query_param("cursor")
+        .map(str::parse::<u32>)
+        .transpose()
+        .map_err(|_| ApiError::bad_cursor())?
+        .unwrap_or(0);
     let pool = pool_param(&request)?;
-    let found = app.fleet.conversations(&pool, after).await;
-    let found = found.map_err(|error| open_error(&error))?;
+    let found = app
+        .fleet
+        .conversations(&pool, after)
+        .await
+        .map_err(|error| open_error(&error))?;
     let count = u32::try_from(found.len()).unwrap_or(u32::MAX);
     let is_full = count >= limits::CONVERSATION_PAGE;
     respond_ok(&List {
@@ -88,8 +94,8 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
 
 pub(super) async fn delete(app: AppState, request: RequestContext) -> HandlerResult {
     let pool = pool_param(&request)?;
-    let session = SessionId::new(request.path_param("session"));
-    let session = session.map_err(|_| ApiError::not_found("there is no such conversation"))?;
+    let session = SessionId::new(request.path_param("session"))
+        .map_err(|_| ApiError::not_found("there is no such conversation"))?;
     let deleted = app.fleet.delete_conversation(&pool, &session).await;
     deleted.map_err(|error| open_error(&error))?;
     Ok(StatusCode::NO_CONTENT.into_response())

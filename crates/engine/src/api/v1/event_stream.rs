@@ -74,8 +74,9 @@ where
         websocket: socket,
         ..
     } = request;
-    let permit = Arc::clone(permits).try_acquire_owned();
-    let permit = permit.map_err(|_| ApiError::unavailable("too many streams are open already"))?;
+    let permit = Arc::clone(permits)
+        .try_acquire_owned()
+        .map_err(|_| ApiError::unavailable("too many streams are open already"))?;
     let (sender, receiver) = mpsc::channel(limits::APPROVAL_STREAM_QUEUE);
     let last = EventSender(sender.clone());
     let response = web_socket::respond(receiver, socket, stop, until);

@@ -267,11 +267,12 @@ impl EventFilter {
 pub(super) async fn stream_fleet(app: AppState, request: RequestContext) -> HandlerResult {
     let wanted = EventFilter::from_request(&app, &request)?;
     let now = jiff::Timestamp::now().as_microsecond();
-    let cursor = cursor(&request)?.map(|text| {
-        let at: Option<i64> = text.parse().ok().filter(|at| (0..=now).contains(at));
-        at.ok_or_else(|| ApiError::bad_request("the cursor does not belong to this stream"))
-    });
-    let cursor = cursor.transpose()?;
+    let cursor = cursor(&request)?
+        .map(|text| {
+            let at: Option<i64> = text.parse().ok().filter(|at| (0..=now).contains(at));
+            at.ok_or_else(|| ApiError::bad_request("the cursor does not belong to this stream"))
+        })
+        .transpose()?;
     open(StreamKind::Fleet, app, request, move |watcher| async move {
         let mut all = FleetStream {
             watcher,

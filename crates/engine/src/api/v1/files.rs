@@ -381,8 +381,10 @@ pub(super) async fn workspaces(app: AppState, _: RequestContext) -> HandlerResul
 pub(super) async fn get_workspace(app: AppState, request: RequestContext) -> HandlerResult {
     let wanted = workspace(&request)?;
     let names = app.fleet.workspaces();
-    let found = names.iter().find(|name| **name == wanted);
-    let found = found.ok_or_else(|| ApiError::not_found("there is no such workspace"))?;
+    let found = names
+        .iter()
+        .find(|name| **name == wanted)
+        .ok_or_else(|| ApiError::not_found("there is no such workspace"))?;
     respond_ok(&WorkspaceView {
         name: found.to_string(),
     })
@@ -394,8 +396,9 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
     let after = request.query_param("cursor");
     let page = app
         .fleet
-        .list_files(&workspace, prefix, after, limit(&request));
-    let page = page.await.map_err(|error| files_error(&error))?;
+        .list_files(&workspace, prefix, after, limit(&request))
+        .await
+        .map_err(|error| files_error(&error))?;
     let rows = page.rows.iter();
     respond_ok(&List {
         items: rows
@@ -410,8 +413,9 @@ pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult
     let _place = app.transfer_budget.acquire_work().await?;
     let fetched = app
         .fleet
-        .file_version(&workspace, request.path_param("path"), v);
-    let fetched = fetched.await.map_err(|error| files_error(&error))?;
+        .file_version(&workspace, request.path_param("path"), v)
+        .await
+        .map_err(|error| files_error(&error))?;
     if v.is_none() && fetched.version.content_state == ContentState::Deleted {
         let detail = format!(
             "version {} deleted the file; request an earlier one with ?version=",
@@ -432,8 +436,9 @@ pub(super) async fn get(app: AppState, request: RequestContext) -> HandlerResult
             .map(Vec::from)
             .map_or_else(FileContent::default, FileContent::from_bytes)
     };
-    let holds = tokio::task::spawn_blocking(holds).await;
-    let holds = holds.map_err(|_| ApiError::unavailable("the content could not be encoded"))?;
+    let holds = tokio::task::spawn_blocking(holds)
+        .await
+        .map_err(|_| ApiError::unavailable("the content could not be encoded"))?;
     let response = app.transfer_budget.respond(FileView { version, holds });
     Ok(with_entity_tag(response.await?, number))
 }
@@ -464,8 +469,9 @@ pub(super) async fn put(app: AppState, request: RequestContext) -> HandlerResult
     let written = app
         .fleet
         .write_file(&workspace, request.path_param("path"), file);
-    let version = written.await;
-    let version = version.map_err(|error| change_error(&error, by_header))?;
+    let version = written
+        .await
+        .map_err(|error| change_error(&error, by_header))?;
     respond_version(&version)
 }
 
@@ -494,8 +500,9 @@ pub(super) async fn move_file(app: AppState, request: RequestContext) -> Handler
     let moved = app
         .fleet
         .move_file(&workspace, (from, &wanted.to), base, origin);
-    let version = moved.await;
-    let version = version.map_err(|error| change_error(&error, by_header))?;
+    let version = moved
+        .await
+        .map_err(|error| change_error(&error, by_header))?;
     respond_version(&version)
 }
 
@@ -507,21 +514,25 @@ pub(super) async fn delete(app: AppState, request: RequestContext) -> HandlerRes
     let deleted = app
         .fleet
         .delete_file(&workspace, request.path_param("path"), base, origin);
-    let version = deleted.await;
-    let version = version.map_err(|error| change_error(&error, by_header))?;
+    let version = deleted
+        .await
+        .map_err(|error| change_error(&error, by_header))?;
     respond_version(&version)
 }
 
 pub(super) async fn history(app: AppState, request: RequestContext) -> HandlerResult {
     let workspace = workspace(&request)?;
     let before = number(&request, "cursor")?;
-    let page = app.fleet.file_history(
-        &workspace,
-        request.path_param("path"),
-        before,
-        limit(&request),
-    );
-    let page = page.await.map_err(|error| files_error(&error))?;
+    let page = app
+        .fleet
+        .file_history(
+            &workspace,
+            request.path_param("path"),
+            before,
+            limit(&request),
+        )
+        .await
+        .map_err(|error| files_error(&error))?;
     respond_ok(&List {
         items: page.rows.iter().map(VersionView::from_version).collect(),
         next: page.next.map(|v| v.to_string()),
@@ -568,8 +579,9 @@ pub(super) async fn restore(app: AppState, request: RequestContext) -> HandlerRe
         of,
         origin_of(&request.caller.approver),
     );
-    let version = restored.await;
-    let version = version.map_err(|error| change_error(&error, by_header))?;
+    let version = restored
+        .await
+        .map_err(|error| change_error(&error, by_header))?;
     respond_version(&version)
 }
 
@@ -591,8 +603,9 @@ mod tests {
         }
         for byte in [0, b'"', b'x', 0xff] {
             let size = 1 << 20;
-            let longest = serde_json::to_vec(&FileContent::from_bytes(vec![byte; size]));
-            let longest = longest.expect("JSON").len();
+            let longest = serde_json::to_vec(&FileContent::from_bytes(vec![byte; size]))
+                .expect("JSON")
+                .len();
             assert!(longest < 2 * size + 100, "{byte}: {longest}");
         }
     }

@@ -97,11 +97,13 @@ pub(super) fn pool_filter(
 
 pub(super) async fn slots(app: AppState, request: RequestContext) -> HandlerResult {
     let pool = pool_filter(&app, &request)?;
-    let state = request.query_param("state").map(|word| {
-        let bad = || ApiError::bad_request("query key \"state\" is not a slot state");
-        SlotState::parse(word).ok_or_else(bad)
-    });
-    let state = state.transpose()?;
+    let state = request
+        .query_param("state")
+        .map(|word| {
+            let bad = || ApiError::bad_request("query key \"state\" is not a slot state");
+            SlotState::parse(word).ok_or_else(bad)
+        })
+        .transpose()?;
     let views = app.fleet.slots().into_iter().filter(|view| {
         let is_of = pool.as_ref().is_none_or(|pool| view.slot.pool == *pool);
         is_of && state.is_none_or(|state| view.state == state)

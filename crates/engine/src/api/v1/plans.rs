@@ -129,13 +129,14 @@ pub(super) async fn approve(app: AppState, request: RequestContext) -> HandlerRe
     let (chats, workspace, chat) = chat_params(&app, &request)?;
     let Approve { sha256 } = read(&request)?;
     let decision = ReviewDecision::Approve { sha256 };
-    let chat = chats.review(
-        workspace,
-        chat,
-        request.caller.approver.to_string(),
-        decision,
-    );
-    let chat = chat.await?;
+    let chat = chats
+        .review(
+            workspace,
+            chat,
+            request.caller.approver.to_string(),
+            decision,
+        )
+        .await?;
     respond_ok(&PlanReviewed {
         status: "approved",
         chat_id: chat.to_string(),
@@ -152,13 +153,14 @@ pub(super) async fn reject(app: AppState, request: RequestContext) -> HandlerRes
         return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
     }
     let decision = ReviewDecision::Reject { why: reason };
-    let chat = chats.review(
-        workspace,
-        chat,
-        request.caller.approver.to_string(),
-        decision,
-    );
-    let chat = chat.await?;
+    let chat = chats
+        .review(
+            workspace,
+            chat,
+            request.caller.approver.to_string(),
+            decision,
+        )
+        .await?;
     respond_ok(&PlanReviewed {
         status: "rejected",
         chat_id: chat.to_string(),

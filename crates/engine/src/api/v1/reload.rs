@@ -171,8 +171,9 @@ fn changed_secrets(
 /// Reloads the certificate; returns why the current one stays in use, if it does.
 async fn certificate(app: &AppState) -> Option<String> {
     let tls = app.host.tls.clone()?;
-    let read = tokio::task::spawn_blocking(move || tls.reload()).await;
-    let read = read.ok()?;
+    let read = tokio::task::spawn_blocking(move || tls.reload())
+        .await
+        .ok()?;
     read.err().map(|error| error.to_string())
 }
 

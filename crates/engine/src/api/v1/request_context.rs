@@ -45,9 +45,10 @@ impl RequestContext {
         names: &RawPathParams,
         request: Request,
     ) -> Result<Self, ApiError> {
-        let names = names.iter();
-        let names = names.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let names = names.collect();
+        let names = names
+            .iter()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
         let query = query(route, request.uri().query().unwrap_or(""))?;
         let headers = request.headers().clone();
         let (mut parts, body) = request.into_parts();
@@ -135,8 +136,9 @@ where
     D: Deserializer<'de>,
     T: DeserializeOwned,
 {
-    let items = Vec::<Map<String, Value>>::deserialize(from)?.into_iter();
-    let items = items.map(|members| T::deserialize(Value::Object(members)));
+    let items = Vec::<Map<String, Value>>::deserialize(from)?
+        .into_iter()
+        .map(|members| T::deserialize(Value::Object(members)));
     items.collect::<Result<_, _>>().map_err(D::Error::custom)
 }
 

@@ -27,8 +27,8 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
     let before = request
         .query_param("cursor")
         .map(SessionId::new)
-        .transpose();
-    let before = before.map_err(|_| ApiError::bad_cursor())?;
+        .transpose()
+        .map_err(|_| ApiError::bad_cursor())?;
     let query = SessionQuery {
         pool,
         open: request.flag("open"),
@@ -124,12 +124,7 @@ pub(super) async fn command(app: AppState, request: RequestContext) -> HandlerRe
     let longest = tokio::time::Instant::now() + limits::HTTP_STREAM_LIFETIME;
     let until = request.deadline.min(longest);
     let until = until.checked_sub(REPLY_MARGIN).unwrap_or(until);
-    let reply = tokio::time::timeout_at(until, sent).await.map_err(|_| {
-        reply_timeout(
-            "the connection reached its time limit before the agent answered; the answer follows as an event of the session",
-        )
-    })?;
-    let reply = reply.map_err(|error| command_error(&error))?;
+    let reply = tokio::time::timeout_at(until, sent).await.map_err(|_| { reply_timeout( "the connection reached its time limit before the agent answered; the answer follows as an event of the session", ) })?.map_err(|error| command_error(&error))?;
     respond_ok(&CommandReply {
         ok: reply.ok,
         text: reply.text.raw().to_owned(),

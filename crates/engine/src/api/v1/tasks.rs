@@ -46,8 +46,9 @@ pub(super) async fn list(app: AppState, request: RequestContext) -> HandlerResul
     let mut rows = app.journal.read(read).await?;
     let more = rows.len() > limit;
     rows.truncate(limit);
-    let last = rows.last();
-    let last = last.map(|(run, row)| format!("{}:{run}:{}", row.queued_at_us, row.id));
+    let last = rows
+        .last()
+        .map(|(run, row)| format!("{}:{run}:{}", row.queued_at_us, row.id));
     let items = rows
         .into_iter()
         .map(|(run, row)| Task::from_row(run, row, false));

@@ -72,8 +72,9 @@ impl Inner {
         let work = &mut create_request.work;
         if let Some(name) = &work.template {
             let config = self.config.current();
-            let found = TemplateName::new(name).ok();
-            let found = found.and_then(|name| config.templates.get(&name));
+            let found = TemplateName::new(name)
+                .ok()
+                .and_then(|name| config.templates.get(&name));
             let Some(template) = found else {
                 let names = config.templates.keys().map(TemplateName::as_str);
                 let names: Vec<&str> = names.collect();
@@ -140,8 +141,9 @@ impl Inner {
             None => format!("chats/{session}/plan.md"),
         };
         let path = registered.path.join(&plan);
-        let is_there = tokio::task::spawn_blocking(move || path.symlink_metadata().is_ok()).await;
-        let is_there = is_there.unwrap_or(false);
+        let is_there = tokio::task::spawn_blocking(move || path.symlink_metadata().is_ok())
+            .await
+            .unwrap_or(false);
         let drafts = self.drafts(mode, &create_request, is_there)?;
         for draft in &drafts {
             self.can_work(&name, &registered.path, draft).await?;
@@ -231,8 +233,10 @@ impl Inner {
         let role = &draft.role;
         let config = self.config.current();
         directory::check_supports_remarks(&config, role, &draft.role_config, "mode")?;
-        let pools = config.pools.iter();
-        let mut pools = pools.filter(|pool| pool.name == draft.role_config.pool);
+        let mut pools = config
+            .pools
+            .iter()
+            .filter(|pool| pool.name == draft.role_config.pool);
         let shares = pools.any(|pool| pool.workspace.mode == WorkspaceMode::Rw);
         if draft.planner && !shares {
             return Err(unprocessable(format!(
@@ -269,8 +273,10 @@ impl Inner {
             .map(|draft| (draft.role.as_str(), Some(&draft.role_config)))
             .collect();
         let planning = prompts::planning(&create_request.goal, &plan, &workers);
-        let first = drafts.iter().find(|draft| !draft.planner);
-        let first = first.ok_or_else(|| unprocessable("\"roles\" is empty"))?;
+        let first = drafts
+            .iter()
+            .find(|draft| !draft.planner)
+            .ok_or_else(|| unprocessable("\"roles\" is empty"))?;
         let phase = first_phase(is_there, mode);
         let planner = drafts.iter().find(|draft| draft.planner);
         let settings = ChatSettings {

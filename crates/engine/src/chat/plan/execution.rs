@@ -273,9 +273,11 @@ impl Coordinator {
         }
         // The versions of a turn are recorded when it has ended.
         let waits = |fresh: &NewItem| !fresh.turns.is_disjoint(&running);
-        let due = self.new_items.iter();
-        let due = due.filter(|(_, of)| !waits(of) && of.agents.is_none());
-        let due = due.filter(|(_, of)| of.in_turn || by_agent);
+        let due = self
+            .new_items
+            .iter()
+            .filter(|(_, of)| !waits(of) && of.agents.is_none())
+            .filter(|(_, of)| of.in_turn || by_agent);
         let due: HashSet<ItemId> = due.map(|(item, _)| *item).collect();
         let people = if due.is_empty() {
             HashSet::new()
@@ -303,8 +305,10 @@ impl Coordinator {
         if items.changed.is_empty() {
             return Ok(());
         }
-        let rows = items.all.iter();
-        let rows = rows.filter(|row| items.changed.contains(&row.item));
+        let rows = items
+            .all
+            .iter()
+            .filter(|row| items.changed.contains(&row.item));
         let writes = rows.map(|row| Write::Chat(ChatWrite::Plan(PlanWrite::Item(row.clone()))));
         let too_many = items.count(ItemState::Gone) > limits::PLAN_REMOVED_ITEMS;
         let forget = too_many.then(|| {
@@ -314,9 +318,11 @@ impl Coordinator {
             }))
         });
         let writes = writes.chain(forget);
-        let events = items.all.iter();
-        let events = events.filter(|row| items.to_announce.contains(&row.item));
-        let events = events.map(|row| event(items, row, members, status(row.state)));
+        let events = items
+            .all
+            .iter()
+            .filter(|row| items.to_announce.contains(&row.item))
+            .map(|row| event(items, row, members, status(row.state)));
         self.append_events(events.collect(), writes.collect())
             .await?;
         items.changed.clear();
@@ -401,8 +407,9 @@ impl Coordinator {
         let failed = items
             .all
             .iter()
-            .filter(|row| row.state == ItemState::Blocked);
-        let failed = failed.filter(|row| row.tries > 0 || row.losses > 0).count();
+            .filter(|row| row.state == ItemState::Blocked)
+            .filter(|row| row.tries > 0 || row.losses > 0)
+            .count();
         let message = format!("{done} of {total} items are done");
         let Some(_) = &chat.settings.check_command else {
             return if failed == 0 {
@@ -455,8 +462,12 @@ impl Coordinator {
             check_only_turns: 0,
             ..chat.progress.clone()
         };
-        let content = chat.settings.continue_prompt.as_deref();
-        let content = content.unwrap_or(prompts::CONTINUE).to_owned();
+        let content = chat
+            .settings
+            .continue_prompt
+            .as_deref()
+            .unwrap_or(prompts::CONTINUE)
+            .to_owned();
         let round_event = WorkEvent::Round {
             round,
             why: why.to_owned(),

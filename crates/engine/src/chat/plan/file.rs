@@ -137,10 +137,15 @@ impl PlanFile {
             Err(error) => return Err(error.to_string()),
         };
         for version in &page.rows {
-            let fetched = self.fleet.file_version(workspace, path, Some(version.v));
-            let fetched = fetched.await.map_err(|error| error.to_string())?;
-            let text = fetched.content.map(|bytes| bytes.to_vec());
-            let text = text.and_then(|bytes| String::from_utf8(bytes).ok());
+            let fetched = self
+                .fleet
+                .file_version(workspace, path, Some(version.v))
+                .await
+                .map_err(|error| error.to_string())?;
+            let text = fetched
+                .content
+                .map(|bytes| bytes.to_vec())
+                .and_then(|bytes| String::from_utf8(bytes).ok());
             let list = text.and_then(|text| Checklist::parse(&text).ok());
             let is_in =
                 |item: &ItemId| list.as_ref().is_some_and(|list| list.item(*item).is_some());

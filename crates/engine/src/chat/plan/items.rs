@@ -276,8 +276,10 @@ mod tests {
         );
         let mut items = Items::default();
         followed(&mut items, "- [ ] a\n", true, true);
-        let many = (0..150).map(|at| format!("- [ ] more {at}\n"));
-        let many = many.collect::<Vec<_>>().concat();
+        let many = (0..150)
+            .map(|at| format!("- [ ] more {at}\n"))
+            .collect::<Vec<_>>()
+            .concat();
         followed(&mut items, &format!("- [ ] a\n{many}"), true, true);
         assert_eq!((items.count(Open), items.count(Blocked)), (101, 0));
         assert_eq!(items.all.len(), 101, "what is too much is not kept");
@@ -295,8 +297,12 @@ mod tests {
             false,
         );
         followed(&mut items, whole, true, false);
-        let failed = items.all.iter().find(|row| row.content.raw() == "failed");
-        let failed = failed.expect("there").item;
+        let failed = items
+            .all
+            .iter()
+            .find(|row| row.content.raw() == "failed")
+            .expect("there")
+            .item;
         items.get_mut(failed).expect("there").tries = 2;
         items.set(failed, Blocked, 1);
         // A person takes one away, an agent all the others.

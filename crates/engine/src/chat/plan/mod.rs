@@ -124,8 +124,10 @@ impl Inner {
         let missing = || {
             ChatError::Unavailable("the plan is not being executed now: try again later".to_owned())
         };
-        let way = self.active_plans.with(|works| works.get(chat).cloned());
-        let way = way.ok_or_else(missing)?;
+        let way = self
+            .active_plans
+            .with(|works| works.get(chat).cloned())
+            .ok_or_else(missing)?;
         let (reply, answer) = oneshot::channel();
         let sent = way.orders.send(order(reply)).await;
         sent.map_err(|_| missing())?;

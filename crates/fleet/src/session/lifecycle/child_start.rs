@@ -126,8 +126,10 @@ impl SessionState {
     fn opening(&self, prepared: &PreparedSession, resume: Option<UntrustedText>) -> OpenParams {
         let config = &self.pool.config;
         let routes = config.routes.iter();
-        let fresh = config.dialect.needs_session_id();
-        let fresh = fresh.then(|| self.shared.ambient.new_id().to_string());
+        let fresh = config
+            .dialect
+            .needs_session_id()
+            .then(|| self.shared.ambient.new_id().to_string());
         let acp = self.with_chat_model(self.agent.settings.apply_to(&config.acp));
         let acp = permissions::engine_tools::with_engine_server(acp, &self.pool);
         OpenParams {

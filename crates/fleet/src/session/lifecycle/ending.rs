@@ -473,8 +473,7 @@ impl SessionState {
             self.outbox.flush_last();
         }
         let is_cancelled = task.is_cancelled();
-        let released = task.released.take();
-        let released = released.filter(|_| !is_cancelled && stays_idle);
+        let released = task.released.take().filter(|_| !is_cancelled && stays_idle);
         let mut tally = std::mem::take(&mut task.tally);
         if released.is_some() {
             // Its requests are made again by the next attempt.

@@ -88,8 +88,12 @@ impl SessionState {
         {
             return;
         }
-        let why = self.agent.resumption.not_loaded.take();
-        let why = why.unwrap_or_else(|| CANNOT.to_owned());
+        let why = self
+            .agent
+            .resumption
+            .not_loaded
+            .take()
+            .unwrap_or_else(|| CANNOT.to_owned());
         tracing::warn!(session = %self.work.session, why, "the agent cannot load the conversation again; it continues with an agent that does not remember it");
         // A dialect without remarks would run the transcript as a command again.
         let omits_history = !self.pool.config.dialect.supports_remarks();
@@ -195,8 +199,11 @@ impl SessionState {
             .prepared
             .as_ref()
             .and_then(|item| item.dirs().overlay.clone());
-        let inside = self.workspace.prepared.as_ref();
-        let inside = inside.map_or_else(String::new, |item| item.workspace_inside().to_owned());
+        let inside = self
+            .workspace
+            .prepared
+            .as_ref()
+            .map_or_else(String::new, |item| item.workspace_inside().to_owned());
         let files = self.work.files.clone();
         let to = self.myself.clone();
         let is_simulated = self.shared.ambient.is_simulated();
@@ -217,8 +224,10 @@ impl SessionState {
         };
         let ambient = self.shared.ambient.clone();
         tokio::spawn(async move {
-            let before = ambient.run_blocking(record).await;
-            let before = before.unwrap_or_else(|_| Err("the preparation was interrupted".into()));
+            let before = ambient
+                .run_blocking(record)
+                .await
+                .unwrap_or_else(|_| Err("the preparation was interrupted".into()));
             let _ = to.send_message(SessionMsg::WorkspaceRecorded(Box::new(before)));
         });
     }
@@ -280,8 +289,12 @@ impl SessionState {
     /// The session waits for its next task; its child is unloaded in time.
     pub(crate) fn become_idle(&mut self) {
         let has_child = self.agent.channel.is_some();
-        let idle = self.pool.config.timeouts.idle;
-        let idle = idle.filter(|_| has_child && self.can_be_resumed());
+        let idle = self
+            .pool
+            .config
+            .timeouts
+            .idle
+            .filter(|_| has_child && self.can_be_resumed());
         let unload = idle.map(|idle| {
             let (to, task) = (self.myself.clone(), self.task_number);
             AbortOnDropHandle::new(tokio::spawn(async move {

@@ -403,14 +403,14 @@ pub(crate) fn survey_from_changes(changes: Result<Changes, TreeError>) -> Survey
     let moved = changes
         .moved
         .iter()
-        .map(|(from, to)| (from.raw(), to.raw()));
-    let moved = moved.filter(|(from, to)| is_plain(from) && is_plain(to));
-    let moved = moved.map(|(from, to)| MovedPath {
-        from: from.to_owned(),
-        to: to.to_owned(),
-        is_dir: false,
-    });
-    let moved = moved.collect();
+        .map(|(from, to)| (from.raw(), to.raw()))
+        .filter(|(from, to)| is_plain(from) && is_plain(to))
+        .map(|(from, to)| MovedPath {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            is_dir: false,
+        })
+        .collect();
     Survey {
         moved,
         cut: changes.is_truncated,

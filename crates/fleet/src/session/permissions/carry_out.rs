@@ -108,8 +108,11 @@ impl Surroundings for SessionSurroundings<'_> {
         if request.client_request.is_some() {
             return delegate.config.covers(&[class]);
         }
-        let unmasked = request.decided.unmasked.as_deref();
-        let unmasked = unmasked.unwrap_or(&request.permission_request);
+        let unmasked = request
+            .decided
+            .unmasked
+            .as_deref()
+            .unwrap_or(&request.permission_request);
         let extractor = &self.pool.extractor;
         let extracted = extractor.extract(unmasked.tool.raw(), &unmasked.input);
         delegate.config.covers(&[class, extracted.class()])
@@ -606,12 +609,15 @@ impl SessionState {
         });
         let pending = self.permissions.pending(&id);
         let requests = pending.map_or(&[][..], |of| &of.requests);
-        let documents = decisions.iter().zip(requests).filter_map(|(now, request)| {
-            let now = now.as_ref()?;
-            let outcome = (now.decision, &now.rules[..], &now.reason[..]);
-            Some(self.delegate_request(request, outcome))
-        });
-        let documents = documents.collect();
+        let documents = decisions
+            .iter()
+            .zip(requests)
+            .filter_map(|(now, request)| {
+                let now = now.as_ref()?;
+                let outcome = (now.decision, &now.rules[..], &now.reason[..]);
+                Some(self.delegate_request(request, outcome))
+            })
+            .collect();
         self.call_delegate(id, documents, |request_id, answer| {
             SessionMsg::DelegateConfirmed { request_id, answer }
         });

@@ -179,8 +179,7 @@ impl OpenRequests {
         let done = shown == ReportedResult::Done;
         // A call that failed rather matches one that was denied.
         let fits = |own: &EngineCallRecord| own.is_allowed == done && is_it(&own.engine_request);
-        let at = self.engine_calls.iter().position(fits);
-        let at = at.or_else(|| {
+        let at = self.engine_calls.iter().position(fits).or_else(|| {
             self.engine_calls
                 .iter()
                 .position(|own| !done && is_it(&own.engine_request))

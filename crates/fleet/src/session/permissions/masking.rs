@@ -256,8 +256,11 @@ fn mask_agent_event(mask: &Mask, event: &mut Event) {
 }
 
 fn mask_file(mask: &Mask, texts: [&mut UntrustedText; 2], version: Option<&mut FileVersion>) {
-    let paths = version.map(|of| [Some(&mut of.path), of.moved_from.as_mut()]);
-    let paths = paths.into_iter().flatten().flatten();
+    let paths = version
+        .map(|of| [Some(&mut of.path), of.moved_from.as_mut()])
+        .into_iter()
+        .flatten()
+        .flatten();
     texts
         .into_iter()
         .chain(paths)

@@ -155,9 +155,12 @@ impl OpenRequests {
         let digest = digest(input);
         let of_id = |early: &EarlyRequest| early.id.as_ref() == Some(id);
         let same = |early: &EarlyRequest| early.tool == *name && early.digest == digest;
-        let before = self.requests.iter().position(of_id);
-        let before = before.or_else(|| self.requests.iter().position(same));
-        let before = before.and_then(|at| self.requests.remove(at));
+        let before = self
+            .requests
+            .iter()
+            .position(of_id)
+            .or_else(|| self.requests.iter().position(same))
+            .and_then(|at| self.requests.remove(at));
         let request = before.map_or(RequestState::None, |early| early.request);
         let evicted = if self.calls.len() >= OPEN_CALLS {
             self.calls.pop_front()

@@ -81,8 +81,12 @@ impl BudgetCounters {
     }
 
     fn usage(&self, amount: marshal_model::Amount) -> BudgetUsage {
-        let recent = self.recent.iter().rev();
-        let recent = recent.take_while(|at| clock::since(**at) < MINUTE).count();
+        let recent = self
+            .recent
+            .iter()
+            .rev()
+            .take_while(|at| clock::since(**at) < MINUTE)
+            .count();
         BudgetUsage {
             allows_of_turn: self.allows,
             allows_of_minute: recent as u64,

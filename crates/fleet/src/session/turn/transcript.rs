@@ -109,8 +109,9 @@ impl SessionState {
         tokio::spawn(async move {
             let read = move || {
                 let reader = journal.reader().map_err(|error| error.to_string())?;
-                let messages = reader.last_messages(&session, CHAT_TRANSCRIPT_BYTES);
-                let messages = messages.map_err(|error| error.to_string())?;
+                let messages = reader
+                    .last_messages(&session, CHAT_TRANSCRIPT_BYTES)
+                    .map_err(|error| error.to_string())?;
                 let goal = reader.first_prompt(&session);
                 Ok((goal.map_err(|error| error.to_string())?, messages))
             };

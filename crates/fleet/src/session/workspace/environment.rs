@@ -28,8 +28,10 @@ pub(crate) fn environment(
         }
         path.push(':');
     }
-    let own = shared.environment.get("PATH");
-    let own = own.filter(|_| pool.launcher.is_unsandboxed());
+    let own = shared
+        .environment
+        .get("PATH")
+        .filter(|_| pool.launcher.is_unsandboxed());
     path.push_str(own.map_or(PATH_INSIDE, String::as_str));
     let fixed = [
         ("HOME", home.to_owned()),

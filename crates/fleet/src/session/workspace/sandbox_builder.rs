@@ -16,8 +16,10 @@ pub(crate) fn build_sandbox(
     plan: ShimPlan,
     is_git: bool,
 ) -> SandboxSpec {
-    let engine = shared.engines.get(&pool.name);
-    let engine = engine.filter(|_| !is_git || !pool.launcher.uses_image());
+    let engine = shared
+        .engines
+        .get(&pool.name)
+        .filter(|_| !is_git || !pool.launcher.uses_image());
     let plan = Box::new(plan);
     match engine {
         Some(engine) => SandboxSpec::Engine(plan, Arc::clone(engine)),

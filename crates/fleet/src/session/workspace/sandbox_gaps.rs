@@ -16,8 +16,8 @@ pub(crate) fn current_sandbox_gaps(shared: &Shared, pool: &PoolShared) -> Vec<Sa
     let newest = pool
         .sandbox_gaps
         .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    let newest = newest.clone();
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
     newest.unwrap_or_else(|| gaps_at_start(shared, pool))
 }
 
@@ -26,8 +26,12 @@ fn gaps_at_start(shared: &Shared, pool: &PoolShared) -> Vec<SandboxGap> {
         return Vec::new();
     }
     let shares_uid = shared.uids.is_none().then_some(SandboxGap::SharedUid);
-    let lacking = pool.sandbox.requirements.missing.iter();
-    let lacking = lacking.filter_map(|word| SandboxGap::parse(word.as_str()));
+    let lacking = pool
+        .sandbox
+        .requirements
+        .missing
+        .iter()
+        .filter_map(|word| SandboxGap::parse(word.as_str()));
     shares_uid.into_iter().chain(lacking).collect()
 }
 

@@ -111,8 +111,10 @@ fn chats_that_nobody_uses_are_found_and_no_others() {
     let reader = journal.reader().expect("reader");
     let unused = |before_ms, after: Option<&str>| -> Vec<String> {
         let after = after.map(session);
-        let found = reader.idle_chats(before_ms, after.as_ref(), 50);
-        let found = found.expect("read").into_iter();
+        let found = reader
+            .idle_chats(before_ms, after.as_ref(), 50)
+            .expect("read")
+            .into_iter();
         found.map(|chat| chat.as_str().to_owned()).collect()
     };
     assert_eq!(unused(1_000, None), ["ended", "never"]);

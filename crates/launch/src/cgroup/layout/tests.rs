@@ -12,8 +12,10 @@ fn dirs(layout: &Layout) -> Vec<String> {
         )
     };
     let v2 = layout.v2.iter().map(|tree| show("v2", tree));
-    let v1 = layout.v1.iter();
-    let v1 = v1.map(|(of, tree)| show(&format!("{of:?}").to_lowercase(), tree));
+    let v1 = layout
+        .v1
+        .iter()
+        .map(|(of, tree)| show(&format!("{of:?}").to_lowercase(), tree));
     v2.chain(v1).collect()
 }
 

@@ -49,11 +49,14 @@ impl ToolServers {
 
     fn start(&self, name: Option<&str>) -> Result<RunningServer, String> {
         let is_it = |of: &&Value| name.is_none_or(|name| of["name"] == name);
-        let given = self.configured.iter().find(is_it);
-        let given = given.ok_or_else(|| match name {
-            Some(name) => format!("no server {name} was handed over"),
-            None => "no server was handed over".to_owned(),
-        })?;
+        let given = self
+            .configured
+            .iter()
+            .find(is_it)
+            .ok_or_else(|| match name {
+                Some(name) => format!("no server {name} was handed over"),
+                None => "no server was handed over".to_owned(),
+            })?;
         let program = given["command"].as_str();
         let program = program.ok_or("the server is no program that can be started")?;
         let texts = |of: &Value| -> Vec<String> {
@@ -62,8 +65,11 @@ impl ToolServers {
                 .filter_map(|of| of.as_str().map(str::to_owned))
                 .collect()
         };
-        let env = given["env"].as_array().into_iter().flatten();
-        let env = env.filter_map(|of| Some((of["name"].as_str()?, of["value"].as_str()?)));
+        let env = given["env"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|of| Some((of["name"].as_str()?, of["value"].as_str()?)));
         let mut child = Command::new(program)
             .args(texts(&given["args"]))
             .envs(env)

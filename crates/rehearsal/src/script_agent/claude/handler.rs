@@ -191,8 +191,9 @@ impl Agent {
         let number = id.get(2..).and_then(|number| number.parse::<u64>().ok());
         let is_hook = number.is_some_and(|number| id == hook_id(number));
         let is_host = number.is_some_and(|number| id == request_id(number));
-        let request = number.filter(|_| is_hook || is_host);
-        let request = request.and_then(|number| Some((number, self.claude.requests.get(&number)?)));
+        let request = number
+            .filter(|_| is_hook || is_host)
+            .and_then(|number| Some((number, self.claude.requests.get(&number)?)));
         let Some((number, at)) = request.map(|(number, request)| (number, request.at)) else {
             return self.handle_claude_stray_reply(&id);
         };

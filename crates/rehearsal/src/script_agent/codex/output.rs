@@ -44,8 +44,9 @@ fn notification<P: Serialize>(method: &str, params: P) -> Notification<'_, P> {
 
 /// Milliseconds since the Unix epoch.
 pub(super) fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0, |since| since.as_millis());
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis());
     u64::try_from(now).unwrap_or(u64::MAX)
 }
 
@@ -100,8 +101,10 @@ impl Conversation {
                 end,
                 took_s,
             } => {
-                let item = self.call.take();
-                let item = item.unwrap_or_else(|| items::started_item(tool_id, call));
+                let item = self
+                    .call
+                    .take()
+                    .unwrap_or_else(|| items::started_item(tool_id, call));
                 if item["type"] == "commandExecution" && end.has_run && !end.output.is_empty() {
                     let delta = delta_params(moment, tool_id, &end.output);
                     self.queue_notification(out, "item/commandExecution/outputDelta", delta)?;
@@ -269,8 +272,10 @@ impl Conversation {
         };
         // The tokens that an earlier process used count only for the context.
         let before = moment.context.saturating_sub(read + written);
-        let all = self.tokens.entry(moment.session.to_owned());
-        let all = all.or_insert((before, 0));
+        let all = self
+            .tokens
+            .entry(moment.session.to_owned())
+            .or_insert((before, 0));
         all.0 += read;
         all.1 += written;
         let mut last = sum(read, written);

@@ -132,8 +132,7 @@ fn executed_json(call: &ToolCall, end: &ToolOutcome) -> Value {
 /// The frame of a line with one piece of text.
 pub(super) fn text_frame(moment: &EventContext<'_>) -> TextFrame {
     // Written by hand, because the text must be the last empty string in the line.
-    let payload = json!({"session_id": moment.session, "turn_id": moment.turn});
-    let payload = payload.to_string();
+    let payload = json!({"session_id": moment.session, "turn_id": moment.turn}).to_string();
     let open = payload.trim_end_matches('}');
     let timestamp = jiff::Timestamp::now();
     let line = format!(

@@ -48,8 +48,11 @@ pub(super) fn replace_target(
         return Ok(());
     };
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let node = rustix::fs::openat(stage, number.to_string(), flags, Mode::empty());
-    let node = node.on(Stage::Mount, "open", target)?;
+    let node = rustix::fs::openat(stage, number.to_string(), flags, Mode::empty()).on(
+        Stage::Mount,
+        "open",
+        target,
+    )?;
     cover(&node, &point, target)
 }
 

@@ -91,8 +91,10 @@ impl BundleHeader {
         let mut at = 0;
         let mut line = || -> Result<&[u8], BundleHeaderError> {
             let rest = start.get(at..).unwrap_or_default();
-            let end = rest.iter().position(|&byte| byte == b'\n');
-            let end = end.ok_or(BundleHeaderError::TooLong)?;
+            let end = rest
+                .iter()
+                .position(|&byte| byte == b'\n')
+                .ok_or(BundleHeaderError::TooLong)?;
             at += end + 1;
             Ok(&rest[..end])
         };

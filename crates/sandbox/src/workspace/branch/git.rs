@@ -207,8 +207,10 @@ impl SourceHead {
         let mut lines = text.lines();
         let mut words = lines.next().unwrap_or_default().split(' ');
         let format = words.next().unwrap_or_default();
-        let head = words.next().and_then(ObjectId::new);
-        let head = head.ok_or(BranchError::UnreadableOutput("no commit"))?;
+        let head = words
+            .next()
+            .and_then(ObjectId::new)
+            .ok_or(BranchError::UnreadableOutput("no commit"))?;
         if head.format() != format {
             return Err(BranchError::UnreadableOutput(
                 "an unsupported hash algorithm",

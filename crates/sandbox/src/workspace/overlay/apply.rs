@@ -598,9 +598,12 @@ fn recover_within(overlay: &Overlay, wait: Duration) -> Result<Option<String>, A
 
 /// Describes an apply whose staging directory was removed.
 fn describe_lost_apply(session: &SessionId, staging: &str, steps: &[ApplyStep]) -> String {
-    let paths = steps.iter().take(limits::OVERLAY_PATHS_NAMED);
-    let paths = paths.map(|step| UntrustedText::new(&*step.path).escape_for_display(200));
-    let mut paths = paths.collect::<Vec<_>>().join(", ");
+    let mut paths = steps
+        .iter()
+        .take(limits::OVERLAY_PATHS_NAMED)
+        .map(|step| UntrustedText::new(&*step.path).escape_for_display(200))
+        .collect::<Vec<_>>()
+        .join(", ");
     if let Some(more @ 1..) = steps.len().checked_sub(limits::OVERLAY_PATHS_NAMED) {
         paths = format!("{paths} and {more} more");
     }

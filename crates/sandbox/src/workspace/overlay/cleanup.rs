@@ -115,9 +115,12 @@ pub(super) fn clean_up(
         rustix::fs::fchown(dir.as_fd(), Some(uid), Some(gid))
             .map_err(|errno| failed(errno.into()))?;
     }
-    let paths = left.iter().take(limits::OVERLAY_PATHS_NAMED);
-    let paths = paths.map(|path| workspace_path(path, places).escape_for_display(200));
-    let mut paths = paths.collect::<Vec<_>>().join(", ");
+    let mut paths = left
+        .iter()
+        .take(limits::OVERLAY_PATHS_NAMED)
+        .map(|path| workspace_path(path, places).escape_for_display(200))
+        .collect::<Vec<_>>()
+        .join(", ");
     if left.len() > limits::OVERLAY_PATHS_NAMED {
         paths.push_str(" and more");
     }

@@ -120,8 +120,10 @@ impl Listing {
         let mut things = BTreeMap::new();
         let mut parts = bytes.split(|byte| *byte == 0);
         while let (Some(path), Some(rest)) = (parts.next(), parts.next()) {
-            let thing = std::str::from_utf8(rest).ok().and_then(parse_entry);
-            let thing = thing.ok_or(io::ErrorKind::InvalidData)?;
+            let thing = std::str::from_utf8(rest)
+                .ok()
+                .and_then(parse_entry)
+                .ok_or(io::ErrorKind::InvalidData)?;
             things.insert(path.to_vec(), thing);
         }
         Ok(Self { entries: things })
@@ -335,8 +337,9 @@ mod tests {
 
     fn remove(root: &Root, listing: &Listing) -> Vec<String> {
         let dir = open_dir_at(root, c".").unwrap();
-        let entries = listing.remove(&dir).unwrap();
-        let entries = entries
+        let entries = listing
+            .remove(&dir)
+            .unwrap()
             .into_iter()
             .map(|path| String::from_utf8(path).unwrap());
         let mut entries: Vec<String> = entries.collect();

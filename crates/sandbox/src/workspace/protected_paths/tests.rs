@@ -232,8 +232,8 @@ fn what_appears_moves_away_whole_and_once() {
 fn what_appears_moves_to_another_file_system_too() {
     let shared = tempfile::Builder::new()
         .prefix("marshal-")
-        .tempdir_in("/dev/shm");
-    let shared = shared.expect("a directory in /dev/shm");
+        .tempdir_in("/dev/shm")
+        .expect("a directory in /dev/shm");
     let place = scratch();
     let root = Root::open(shared.path()).unwrap();
     let device = |path: &Path| Root::open(path).unwrap().meta().unwrap().id.1;

@@ -42,8 +42,8 @@ pub(crate) async fn make_clone(
     let repository = {
         let source = source.to_owned();
         blocking(&shared.ambient, move || branch::check_repository(&source)).await?
-    };
-    let repository = repository.map_err(bad)?;
+    }
+    .map_err(bad)?;
     let beside = ExtraMounts {
         trees: vec![
             (host_tree(&repository, false)?, SOURCE_INSIDE.to_owned()),

@@ -37,8 +37,8 @@ pub(crate) async fn mount_caches(
             mounts.add(&fleet, &session, (cache, dir.as_deref()), owner)?;
         }
         Ok::<_, PrepareError>(mounts)
-    });
-    let mounts = mounts.await??;
+    })
+    .await??;
     space.beside.trees.extend(mounts.beside.trees);
     space.beside.layered.extend(mounts.beside.layered);
     space.written.extend(mounts.written);
@@ -94,8 +94,11 @@ impl CacheMounts {
         }
         let whole = parts.is_empty().then_some(&"");
         for (part, layer) in parts.iter().chain(whole).zip(prepared.layers) {
-            let target = Path::new(&inside).join(part);
-            let target = target.to_string_lossy().trim_end_matches('/').to_owned();
+            let target = Path::new(&inside)
+                .join(part)
+                .to_string_lossy()
+                .trim_end_matches('/')
+                .to_owned();
             let upper = upper_dir(&layer);
             let lower = dir.map(|dir| dir.join(part)).filter(|dir| is_there(dir));
             if let Some(lower) = lower {

@@ -236,8 +236,13 @@ mod tests {
 
     #[test]
     fn what_is_hidden_is_what_the_policies_call_secrets() {
-        let secrets = SECRETS.split_once("secrets = [").expect("secrets").1;
-        let secrets = secrets.split_once(']').expect("an end").0;
+        let secrets = SECRETS
+            .split_once("secrets = [")
+            .expect("secrets")
+            .1
+            .split_once(']')
+            .expect("an end")
+            .0;
         let names: Vec<&str> = secrets
             .split('"')
             .filter(|text| text.trim_start_matches('!').starts_with("**/"))
