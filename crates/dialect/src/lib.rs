@@ -33,6 +33,7 @@ pub mod claude;
 pub mod codex;
 pub mod custom;
 mod denials;
+mod driver;
 mod envelope;
 mod lenient;
 pub mod lifecycle;

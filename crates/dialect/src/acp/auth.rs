@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 
 use super::envelope::ErrorReply;
 use super::{Acp, Phase, describe_error, join_for_display, write};
+use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse_object, parse_string};
 use crate::{ChannelError, Effects};
 use marshal_model::UntrustedText;

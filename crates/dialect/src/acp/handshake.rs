@@ -8,6 +8,7 @@ use super::auth::AUTH_REQUIRED;
 use super::envelope::ErrorReply;
 use super::message::{self, InitializeResult};
 use super::{Acp, Phase, describe_error, write};
+use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
 use crate::{ChannelError, Effects};
 use marshal_config::{McpTransport, ServerKind};

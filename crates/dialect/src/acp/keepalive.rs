@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::shutdown::ShutdownState;
 use super::{Acp, Phase, Turn, write};
+use crate::driver::Protocol as _;
 use crate::{ChannelError, Effect, Effects};
 use marshal_model::limits;
 

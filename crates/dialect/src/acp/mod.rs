@@ -79,16 +79,15 @@ use self::message::{Capabilities, PermissionOptions};
 use self::resume::Replay;
 use self::setup::SetupState;
 use self::shutdown::ShutdownState;
+use super::driver::Protocol;
 use super::lenient::parse_object;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::{
-    ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
-    PendingDenials, envelope, report_bad_line,
+    Command, DialectError, Effect, Effects, OpenParams, PendingDenials, envelope, report_bad_line,
 };
 use marshal_config::PermissionReply;
-use marshal_model::limits;
 use marshal_model::{AgentInfo, ErrorOrigin, Event, TurnOutcome, UntrustedText, Usage};
-use marshal_wire::json::{self, BadFrame};
+use marshal_wire::json;
 
 /// The phase of the channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -171,9 +170,8 @@ pub struct Acp {
     excess_requests: u32,
 }
 
-impl Dialect for Acp {
-    fn open(&mut self, opening: &OpenParams, now: Instant, out: &mut Effects) {
-        self.now = Some(now);
+impl Protocol for Acp {
+    fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.denials = std::mem::take(&mut self.opening.denials);
         let offers = opening.client_capabilities;
@@ -182,48 +180,56 @@ impl Dialect for Acp {
         });
     }
 
-    fn handle_input(&mut self, input: Input<'_>, now: Instant, out: &mut Effects) {
-        if self.phase == Phase::Closed {
+    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
+        let object = match json::expect_object(line) {
+            Ok(object) => object,
+            Err(bad) => return self.count_bad_line(bad, line, out),
+        };
+        if self.try_fast_path(object, out) {
             return;
         }
-        self.now = Some(now);
-        self.keepalive.record_activity(now);
-        match input {
-            Input::Frame(line) => self.handle_line(line, out),
-            Input::TooLong(head) => {
-                report_bad_line("too_long", head, out);
-                let cap = limits::LINE_BYTES;
-                let message = format!("the agent wrote a line of more than {cap} bytes");
-                self.fail_protocol(message, out);
+        match envelope::read(object) {
+            Ok(Message::Reply { id, outcome }) => self.handle_reply(id, outcome, line, out),
+            Ok(Message::Request { id, method, params }) => {
+                self.handle_request(&id, &method, params, line, out);
             }
-            Input::Eof => {
-                self.withdraw_requests(out);
-                self.control = None;
-                self.phase = Phase::Closed;
+            Ok(Message::Notification { method, params }) => {
+                self.handle_notification(&method, params, object, out);
             }
+            Err(bad) => self.count_bad_line(bad, line, out),
         }
     }
 
-    fn handle_command(
+    fn set_now(&mut self, now: Instant) {
+        self.now = Some(now);
+    }
+
+    fn record_activity(&mut self, now: Instant) {
+        self.keepalive.record_activity(now);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.phase == Phase::Ready && self.session.is_some()
+    }
+
+    fn is_shutting_down(&self) -> bool {
+        self.shutdown != ShutdownState::NotStarted
+    }
+
+    fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    fn bad_lines(&mut self) -> &mut u32 {
+        &mut self.bad_lines
+    }
+
+    fn carry_out(
         &mut self,
         command: Command,
-        now: Instant,
+        _now: Instant,
         out: &mut Effects,
     ) -> Result<(), DialectError> {
-        if self.phase == Phase::Closed {
-            return Err(DialectError::Closed);
-        }
-        self.now = Some(now);
-        if let Command::Goodbye = command {
-            self.shut_down(out);
-            return Ok(());
-        }
-        if self.shutdown != ShutdownState::NotStarted {
-            return Err(DialectError::Closed);
-        }
-        if self.phase != Phase::Ready || self.session.is_none() {
-            return Err(DialectError::NotReady);
-        }
         match command {
             Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
             Command::Prompt {
@@ -242,13 +248,22 @@ impl Dialect for Acp {
         Ok(())
     }
 
-    fn deadline(&self) -> Option<Instant> {
+    fn shut_down(&mut self, out: &mut Effects) {
+        self.begin_shutdown(out);
+    }
+
+    fn close(&mut self, out: &mut Effects) {
+        self.withdraw_requests(out);
+        self.control = None;
+        self.phase = Phase::Closed;
+    }
+
+    fn due(&self) -> Option<Instant> {
         let due = [self.control_due(), self.quiet_due(), self.keepalive_due()];
         due.into_iter().flatten().min()
     }
 
-    fn tick(&mut self, now: Instant, out: &mut Effects) {
-        self.now = Some(now);
+    fn handle_due(&mut self, now: Instant, out: &mut Effects) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if is_due(self.control_due()) {
             self.on_control_timeout(out);
@@ -259,7 +274,7 @@ impl Dialect for Acp {
         }
     }
 
-    fn take_pending_denials(&mut self) -> PendingDenials {
+    fn unsent_denials(&mut self) -> PendingDenials {
         let unconfirmed = std::mem::take(&mut self.unconfirmed_denials);
         self.denials.restore(unconfirmed);
         std::mem::take(&mut self.denials)
@@ -288,26 +303,6 @@ impl Acp {
             sent: self.now,
         });
         out.push(Effect::Write(line(id)));
-    }
-
-    fn handle_line(&mut self, line: &[u8], out: &mut Effects) {
-        let object = match json::expect_object(line) {
-            Ok(object) => object,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
-        if self.try_fast_path(object, out) {
-            return;
-        }
-        match envelope::read(object) {
-            Ok(Message::Reply { id, outcome }) => self.handle_reply(id, outcome, line, out),
-            Ok(Message::Request { id, method, params }) => {
-                self.handle_request(&id, &method, params, line, out);
-            }
-            Ok(Message::Notification { method, params }) => {
-                self.handle_notification(&method, params, object, out);
-            }
-            Err(bad) => self.count_bad_line(bad, line, out),
-        }
     }
 
     /// Handles a reply: to our open request, or to one that is no longer awaited.
@@ -430,17 +425,6 @@ impl Acp {
         self.cancel_requests(out);
     }
 
-    /// Counts a line that is not a message. Too many of them mean that this is another program.
-    fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
-        report_bad_line(bad.as_str(), line, out);
-        self.bad_lines = self.bad_lines.saturating_add(1);
-        if self.bad_lines > limits::BAD_LINES {
-            let most = limits::BAD_LINES;
-            let message = format!("more than {most} lines on the agent's stdout were not messages");
-            self.fail_protocol(message, out);
-        }
-    }
-
     /// The format of our replies to permission requests.
     fn reply_format(&self) -> PermissionReply {
         self.opening.acp.permission_reply
@@ -461,17 +445,6 @@ impl Acp {
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
         let wanted = self.client.close_all().into_iter();
         out.extend(wanted.map(Effect::RequestWithdrawn));
-    }
-
-    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(message), out);
-    }
-
-    fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
-        self.withdraw_requests(out);
-        self.control = None;
-        self.phase = Phase::Closed;
-        out.push(Effect::ChannelFailed(fault));
     }
 }
 

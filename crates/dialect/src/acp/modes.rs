@@ -6,6 +6,7 @@
 
 use super::settings::{Choice, SessionOption, Settings, Value};
 use super::{Acp, Phase};
+use crate::driver::Protocol as _;
 use crate::{ChannelError, Effect, Effects};
 use marshal_config::AutoApproveModes;
 use marshal_model::{Event, UntrustedText};

@@ -10,6 +10,7 @@ use super::envelope::RequestId;
 use super::message::{PermissionOptions, PermissionParams};
 use super::shutdown::ShutdownState;
 use super::{Acp, Phase, Turn, write};
+use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
 use crate::open_requests::RejectReason;
 use crate::{DialectError, Effect, Effects, report_bad_line};

@@ -12,6 +12,7 @@ use super::envelope::ErrorReply;
 use super::settings::Settings;
 use super::shutdown::ShutdownState;
 use super::{Acp, Phase, describe_error, message, write};
+use crate::driver::Protocol as _;
 use crate::{ChannelError, Effects};
 use marshal_model::Event;
 use marshal_model::limits;

@@ -13,6 +13,7 @@ use super::envelope::ErrorReply;
 use super::modes::{self, SkippingModes};
 use super::settings::{self, SessionOption, Settings, UnreadableSettings, Value};
 use super::{Acp, Phase, describe_error, join_for_display, write};
+use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
 use crate::{ChannelError, Effect, Effects};
 use marshal_config::OptionValue;

@@ -22,10 +22,7 @@ pub(super) enum ShutdownState {
 impl Acp {
     /// Cancels the turn, closes the session where the agent supports that, logs out where the
     /// configuration says so, and closes the agent's stdin.
-    pub(super) fn shut_down(&mut self, out: &mut Effects) {
-        if self.shutdown != ShutdownState::NotStarted {
-            return;
-        }
+    pub(super) fn begin_shutdown(&mut self, out: &mut Effects) {
         self.cancel(out);
         self.cancel_requests(out);
         if self.phase == Phase::Ready {

@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use super::calls::{CallFields, MergedCall, MessageKind, ToolCall};
 use super::message::{self, CancelParams, Update, UpdateParams};
 use super::{Acp, fast_path, notices, resume, write};
+use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
 use crate::{Effect, Effects, report_bad_line};
 use marshal_model::limits;

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 
 use super::message::{InitializeResult, Outcome, Reply, TurnResult};
 use super::{Claude, Phase, write};
+use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
 use crate::{ChannelError, DialectError, Effect, Effects, report_bad_line};
 use marshal_model::ids::is_safe_token;

@@ -43,12 +43,9 @@ pub(super) use self::write::extra_arguments;
 use self::control::{Control, Settings};
 use self::message::{Message, Request, RequestKind};
 use self::stream_dedup::StreamedBlocks;
+use super::driver::Protocol;
 use super::open_requests::{OpenRequests, RequestIds};
-use super::{
-    ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
-    report_bad_line,
-};
-use marshal_model::limits;
+use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
 use marshal_model::{Event, TurnOutcome, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
 
@@ -125,54 +122,57 @@ pub struct Claude {
     excess_requests: u32,
 }
 
-impl Dialect for Claude {
-    fn open(&mut self, opening: &OpenParams, now: Instant, out: &mut Effects) {
-        self.now = Some(now);
+impl Protocol for Claude {
+    fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.begin(out);
     }
 
-    fn handle_input(&mut self, input: Input<'_>, now: Instant, out: &mut Effects) {
-        if self.phase == Phase::Closed {
+    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
+        let object = match json::expect_object(line) {
+            Ok(object) => object,
+            Err(bad) => return self.count_bad_line(bad, line, out),
+        };
+        if self.try_fast_path(object, out) {
             return;
         }
-        self.now = Some(now);
-        match input {
-            Input::Frame(line) => self.handle_line(line, out),
-            Input::TooLong(head) => {
-                report_bad_line("too_long", head, out);
-                let cap = limits::LINE_BYTES;
-                let message = format!("the agent wrote a line of more than {cap} bytes");
-                self.fail_protocol(message, out);
-            }
-            Input::Eof => {
-                self.withdraw_requests(out);
-                self.control = None;
-                self.phase = Phase::Closed;
-            }
+        let tag = match json::read_tag(object) {
+            Ok(tag) => tag,
+            Err(bad) => return self.count_bad_line(bad, line, out),
+        };
+        match message::read(&tag, object) {
+            Ok(message) => self.handle_message(message, object, out),
+            Err(BadFrame::Shape) => self.handle_bad_shape(&tag, object, out),
+            Err(bad) => self.count_bad_line(bad, line, out),
         }
     }
 
-    fn handle_command(
+    fn set_now(&mut self, now: Instant) {
+        self.now = Some(now);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.phase == Phase::Ready
+    }
+
+    fn is_shutting_down(&self) -> bool {
+        self.is_shutting_down
+    }
+
+    fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    fn bad_lines(&mut self) -> &mut u32 {
+        &mut self.bad_lines
+    }
+
+    fn carry_out(
         &mut self,
         command: Command,
-        now: Instant,
+        _now: Instant,
         out: &mut Effects,
     ) -> Result<(), DialectError> {
-        if self.phase == Phase::Closed {
-            return Err(DialectError::Closed);
-        }
-        self.now = Some(now);
-        if let Command::Goodbye = command {
-            self.shut_down(out);
-            return Ok(());
-        }
-        if self.is_shutting_down {
-            return Err(DialectError::Closed);
-        }
-        if self.phase == Phase::Handshaking {
-            return Err(DialectError::NotReady);
-        }
         match command {
             Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
             Command::Prompt { text, .. } => {
@@ -199,13 +199,24 @@ impl Dialect for Claude {
         Ok(())
     }
 
-    fn deadline(&self) -> Option<Instant> {
+    fn shut_down(&mut self, out: &mut Effects) {
+        self.is_shutting_down = true;
+        self.withdraw_requests(out);
+        out.push(Effect::CloseInput);
+    }
+
+    fn close(&mut self, out: &mut Effects) {
+        self.withdraw_requests(out);
+        self.control = None;
+        self.phase = Phase::Closed;
+    }
+
+    fn due(&self) -> Option<Instant> {
         let due = [self.control_due(), self.result_due()];
         due.into_iter().flatten().min()
     }
 
-    fn tick(&mut self, now: Instant, out: &mut Effects) {
-        self.now = Some(now);
+    fn handle_due(&mut self, now: Instant, out: &mut Effects) {
         if self.control_due().is_some_and(|due| due <= now) {
             self.on_control_timeout(out);
         } else if self.result_due().is_some_and(|due| due <= now) {
@@ -215,25 +226,6 @@ impl Dialect for Claude {
 }
 
 impl Claude {
-    fn handle_line(&mut self, line: &[u8], out: &mut Effects) {
-        let object = match json::expect_object(line) {
-            Ok(object) => object,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
-        if self.try_fast_path(object, out) {
-            return;
-        }
-        let tag = match json::read_tag(object) {
-            Ok(tag) => tag,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
-        match message::read(&tag, object) {
-            Ok(message) => self.handle_message(message, object, out),
-            Err(BadFrame::Shape) => self.handle_bad_shape(&tag, object, out),
-            Err(bad) => self.count_bad_line(bad, line, out),
-        }
-    }
-
     fn handle_message(&mut self, message: Message<'_>, object: &str, out: &mut Effects) {
         let line = object.as_bytes();
         match message {
@@ -311,17 +303,6 @@ impl Claude {
         self.version.is_none()
     }
 
-    /// Counts a line that is not a message. Too many of them mean that this is another program.
-    fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
-        report_bad_line(bad.as_str(), line, out);
-        self.bad_lines = self.bad_lines.saturating_add(1);
-        if self.bad_lines > limits::BAD_LINES {
-            let most = limits::BAD_LINES;
-            let message = format!("more than {most} lines on the agent's stdout were not messages");
-            self.fail_protocol(message, out);
-        }
-    }
-
     /// The id of the last prompt: the channel's id with the prompt's number at the end. The agent
     /// skips a prompt whose id its session already has.
     fn prompt_id(&self) -> Option<String> {
@@ -343,16 +324,6 @@ impl Claude {
         let id = self.next_request_id();
         out.push(Effect::Write(write::interrupt(&id)));
         self.interrupt = Some(id);
-    }
-
-    /// Starts the shutdown, once: the agent exits when its input ends.
-    fn shut_down(&mut self, out: &mut Effects) {
-        if self.is_shutting_down {
-            return;
-        }
-        self.is_shutting_down = true;
-        self.withdraw_requests(out);
-        out.push(Effect::CloseInput);
     }
 
     /// Ends every open request without an answer.
@@ -383,17 +354,6 @@ impl Claude {
             usage: end.usage,
             detail: end.detail,
         }));
-    }
-
-    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(message), out);
-    }
-
-    fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
-        self.withdraw_requests(out);
-        self.control = None;
-        self.phase = Phase::Closed;
-        out.push(Effect::ChannelFailed(fault));
     }
 }
 

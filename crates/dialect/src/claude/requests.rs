@@ -4,6 +4,7 @@
 
 use super::message::{CanUseTool, Hook};
 use super::{Claude, Phase, Turn, write};
+use crate::driver::Protocol as _;
 use crate::mcp_tool_call::McpToolCall;
 use crate::open_requests::RejectReason;
 use crate::{Effect, Effects, report_bad_line};

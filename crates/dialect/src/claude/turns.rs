@@ -10,6 +10,7 @@ use super::blocks::Block;
 use super::message::{Lifecycle, ModelMessage, StreamDelta, StreamEvent, System, TurnResult};
 use super::stream_dedup::Kind;
 use super::{AgentSession, Claude, Phase, Turn, TurnEnd};
+use crate::driver::Protocol as _;
 use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
 use marshal_model::{Cost, ErrorOrigin, Event, TurnOutcome, UntrustedText};
 

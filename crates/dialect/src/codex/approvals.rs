@@ -11,6 +11,7 @@ use super::calls::{self, COMMAND, ToolCall};
 use super::items::report_unknown;
 use super::members::Members;
 use super::{Codex, OUT_OF_STATE, Phase, write};
+use crate::driver::Protocol as _;
 use crate::envelope::RequestId;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use crate::open_requests::RejectReason;

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use super::keepalive::RetryTarget;
 use super::usage::TurnUsage;
 use super::{Codex, Control, Phase, describe_error, version, write};
+use crate::driver::Protocol as _;
 use crate::envelope::ErrorReply;
 use crate::lenient::{parse_object, parse_string};
 use crate::{ChannelError, Effect, Effects};

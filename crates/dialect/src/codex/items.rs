@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use super::calls::{self, ThreadItem, ToolCall};
 use super::{Codex, OUT_OF_STATE, Phase};
+use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use crate::{Effect, Effects, report_bad_line};
 use marshal_model::limits;

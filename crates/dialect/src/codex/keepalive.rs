@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Codex, Phase, write};
+use crate::driver::Protocol as _;
 use crate::{ChannelError, Effect, Effects};
 use marshal_model::limits;
 

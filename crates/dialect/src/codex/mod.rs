@@ -57,15 +57,12 @@ use self::items::TurnItems;
 use self::keepalive::{Keepalive, RetryQueue, RetryTarget};
 use self::turns::Turn;
 use self::usage::TurnUsage;
+use super::driver::Protocol;
 use super::envelope::{self, ErrorReply, Message};
 use super::open_requests::{OpenRequests, RequestIds};
-use super::{
-    ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
-    PendingDenials, report_bad_line,
-};
-use marshal_model::limits;
+use super::{Command, DialectError, Effect, Effects, OpenParams, PendingDenials, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
-use marshal_wire::json::{self, BadFrame};
+use marshal_wire::json;
 
 /// The reason of a line that came in the wrong state.
 const OUT_OF_STATE: &str = "out_of_state";
@@ -131,98 +128,14 @@ pub struct Codex {
     excess_requests: u32,
 }
 
-impl Dialect for Codex {
-    fn open(&mut self, opening: &OpenParams, now: Instant, out: &mut Effects) {
-        self.now = Some(now);
+impl Protocol for Codex {
+    fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.denials = std::mem::take(&mut self.opening.denials);
         self.send_request(Phase::Initializing, out);
     }
 
-    fn handle_input(&mut self, input: Input<'_>, now: Instant, out: &mut Effects) {
-        if self.phase == Phase::Closed {
-            return;
-        }
-        self.now = Some(now);
-        self.keepalive.record_activity(now);
-        match input {
-            Input::Frame(line) => self.handle_line(line, out),
-            Input::TooLong(head) => {
-                report_bad_line("too_long", head, out);
-                let cap = limits::LINE_BYTES;
-                self.fail_protocol(
-                    format!("the agent wrote a line of more than {cap} bytes"),
-                    out,
-                );
-            }
-            Input::Eof => {
-                self.withdraw_requests(out);
-                self.control = None;
-                self.phase = Phase::Closed;
-            }
-        }
-    }
-
-    fn handle_command(
-        &mut self,
-        command: Command,
-        now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
-        if self.phase == Phase::Closed {
-            return Err(DialectError::Closed);
-        }
-        self.now = Some(now);
-        if let Command::Goodbye = command {
-            self.shut_down(out);
-            return Ok(());
-        }
-        if self.is_shutting_down {
-            return Err(DialectError::Closed);
-        }
-        if self.phase != Phase::Ready {
-            return Err(DialectError::NotReady);
-        }
-        match command {
-            Command::Prompt { .. } if self.turn.is_some() => return Err(DialectError::Busy),
-            Command::Prompt { text, .. } => self.prompt(text, out),
-            Command::Slash { .. } | Command::AnswerClientRequest { .. } => {
-                return Err(DialectError::Unsupported);
-            }
-            Command::Cancel => self.cancel(out),
-            Command::AnswerPermission { key, answer } => self.answer(&key, &answer, out)?,
-            Command::Set(_) => {
-                let why = "this agent's approval mode and model are set in the configuration";
-                return Err(DialectError::NotOffered(why.to_owned()));
-            }
-            Command::Goodbye => {}
-        }
-        Ok(())
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.due()
-    }
-
-    fn tick(&mut self, now: Instant, out: &mut Effects) {
-        self.now = Some(now);
-        self.handle_due(now, out);
-    }
-
-    fn take_pending_denials(&mut self) -> PendingDenials {
-        let untaken = turns::unsent_denials(self.turn.take());
-        self.denials.restore(untaken);
-        std::mem::take(&mut self.denials)
-    }
-}
-
-impl Codex {
-    fn fresh_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
-    }
-
-    fn handle_line(&mut self, line: &[u8], out: &mut Effects) {
+    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
         let object = match json::expect_object(line) {
             Ok(object) => object,
             Err(bad) => return self.count_bad_line(bad, line, out),
@@ -240,6 +153,88 @@ impl Codex {
             }
             Err(bad) => self.count_bad_line(bad, line, out),
         }
+    }
+
+    fn set_now(&mut self, now: Instant) {
+        self.now = Some(now);
+    }
+
+    fn record_activity(&mut self, now: Instant) {
+        self.keepalive.record_activity(now);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.phase == Phase::Ready
+    }
+
+    fn is_shutting_down(&self) -> bool {
+        self.is_shutting_down
+    }
+
+    fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    fn bad_lines(&mut self) -> &mut u32 {
+        &mut self.bad_lines
+    }
+
+    fn carry_out(
+        &mut self,
+        command: Command,
+        _now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), DialectError> {
+        match command {
+            Command::Prompt { .. } if self.turn.is_some() => return Err(DialectError::Busy),
+            Command::Prompt { text, .. } => self.prompt(text, out),
+            Command::Slash { .. } | Command::AnswerClientRequest { .. } => {
+                return Err(DialectError::Unsupported);
+            }
+            Command::Cancel => self.cancel(out),
+            Command::AnswerPermission { key, answer } => self.answer(&key, &answer, out)?,
+            Command::Set(_) => {
+                let why = "this agent's approval mode and model are set in the configuration";
+                return Err(DialectError::NotOffered(why.to_owned()));
+            }
+            Command::Goodbye => {}
+        }
+        Ok(())
+    }
+
+    fn shut_down(&mut self, out: &mut Effects) {
+        self.cancel(out);
+        self.cancel_requests(out);
+        self.is_shutting_down = true;
+        self.control = None;
+        out.push(Effect::CloseInput);
+    }
+
+    fn close(&mut self, out: &mut Effects) {
+        self.withdraw_requests(out);
+        self.control = None;
+        self.phase = Phase::Closed;
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.due()
+    }
+
+    fn handle_due(&mut self, now: Instant, out: &mut Effects) {
+        self.handle_due(now, out);
+    }
+
+    fn unsent_denials(&mut self) -> PendingDenials {
+        let untaken = turns::unsent_denials(self.turn.take());
+        self.denials.restore(untaken);
+        std::mem::take(&mut self.denials)
+    }
+}
+
+impl Codex {
+    fn fresh_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
     }
 
     /// Handles a reply: to our open request, or to one that is no longer awaited.
@@ -290,18 +285,6 @@ impl Codex {
         self.retries.schedule(what, now)
     }
 
-    /// Cancels the turn and closes the agent's stdin, which makes it exit.
-    fn shut_down(&mut self, out: &mut Effects) {
-        if self.is_shutting_down {
-            return;
-        }
-        self.cancel(out);
-        self.cancel_requests(out);
-        self.is_shutting_down = true;
-        self.control = None;
-        out.push(Effect::CloseInput);
-    }
-
     /// Whether the agent is stopping or its turn is being cancelled.
     const fn is_winding_down(&self) -> bool {
         self.cancelling || self.is_shutting_down
@@ -314,32 +297,10 @@ impl Codex {
             .is_some_and(|ours| ours.raw() == thread)
     }
 
-    /// Counts a line that is not a message. Too many of them mean that this is another program.
-    fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
-        report_bad_line(bad.as_str(), line, out);
-        self.bad_lines = self.bad_lines.saturating_add(1);
-        if self.bad_lines > limits::BAD_LINES {
-            let most = limits::BAD_LINES;
-            let message = format!("more than {most} lines on the agent's stdout were not messages");
-            self.fail_protocol(message, out);
-        }
-    }
-
     /// Ends every open request without an answer, because the agent is gone.
     fn withdraw_requests(&mut self, out: &mut Effects) {
         let open = self.open_requests.close_all().into_iter();
         out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
-    }
-
-    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(message), out);
-    }
-
-    fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
-        self.withdraw_requests(out);
-        self.control = None;
-        self.phase = Phase::Closed;
-        out.push(Effect::ChannelFailed(fault));
     }
 }
 

@@ -10,6 +10,7 @@ use super::items::{TextKind, report_unknown};
 use super::turns::TurnError;
 use super::usage::TokenUsage;
 use super::{Codex, OUT_OF_STATE, Phase, write};
+use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use crate::{Effect, Effects, report_bad_line};
 use marshal_model::limits;

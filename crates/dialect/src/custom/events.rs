@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use super::rules::{EndMessage, Request, RuleMessage, SlashMessage};
 use super::{CompiledDefinition, Custom, OpenRequest, Phase, Turn, TurnEnd, path_tree};
 use crate::custom::templates::{self, TemplateValues};
+use crate::driver::Protocol as _;
 use crate::open_requests::RejectReason;
 use crate::slash::{self, SlashReply};
 use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};

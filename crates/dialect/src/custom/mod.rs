@@ -36,16 +36,13 @@ use std::time::Instant;
 
 use serde_json::value::RawValue;
 
+use super::driver::Protocol;
 use super::mode_guard::ModeGuard;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::slash::{self, SlashReply, SlashTracker};
-use super::{
-    ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
-    PendingDenials, report_bad_line,
-};
+use super::{ChannelError, Command, DialectError, Effect, Effects, OpenParams, PendingDenials};
 use marshal_config::DialectDefinition;
 use marshal_config::dialect_definition::{Placeholder, RuleEvent, Template, UnansweredPolicy};
-use marshal_model::limits;
 use marshal_model::{Event, PermissionResponse, TurnOutcome, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
 use rules::TypeRules;
@@ -156,8 +153,8 @@ pub struct Custom {
     excess_requests: u32,
 }
 
-impl Dialect for Custom {
-    fn open(&mut self, opening: &OpenParams, _now: Instant, out: &mut Effects) {
+impl Protocol for Custom {
+    fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         let Some(definition) = opening.dialect_definition.clone() else {
             let why = "the pool's dialect definition was not loaded".to_owned();
             self.phase = Phase::Closed;
@@ -187,47 +184,83 @@ impl Dialect for Custom {
         }
     }
 
-    fn handle_input(&mut self, input: Input<'_>, _now: Instant, out: &mut Effects) {
-        let Some(plan) = self.plan.clone().filter(|_| self.phase != Phase::Closed) else {
+    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
+        let Some(plan) = self.plan.clone() else {
             return;
         };
-        match input {
-            Input::Frame(line) => self.handle_line(&plan, line, out),
-            Input::TooLong(head) => {
-                report_bad_line("too_long", head, out);
-                let cap = limits::LINE_BYTES;
-                self.fail_protocol(
-                    format!("the agent wrote a line of more than {cap} bytes"),
-                    out,
-                );
+        let found = json::expect_object(line).and_then(|object| {
+            let name = self::kind(&plan, object)?;
+            Ok((object, name))
+        });
+        let (object, name) = match found {
+            Ok(found) => found,
+            Err(bad) => return self.count_bad_line(bad, line, out),
+        };
+        let Some(kind) = plan.kinds.get(&*name) else {
+            return self.unknown(&plan.definition, &name, object, line, out);
+        };
+        let values = match kind.paths.read(object) {
+            Ok(values) => values,
+            Err(bad) => return self.count_bad_line(bad, line, out),
+        };
+        let turn = if values.clash {
+            Err(BadFrame::Shape)
+        } else {
+            kind.turn(&values)
+        };
+        let mut is_counted = false;
+        for reading in &kind.rules {
+            if self.phase == Phase::Closed || (!values.clash && !reading.fits(&values)) {
+                continue;
             }
-            Input::Eof => {
-                self.withdraw_requests(out);
-                self.phase = Phase::Closed;
+            let message = turn
+                .clone()
+                .and_then(|turn| Ok((turn, reading.read_message(&values)?)));
+            match message {
+                Ok((turn, message)) => {
+                    let at = events::RuleContext {
+                        plan: &plan,
+                        rule: reading.rule,
+                        turn: turn.as_deref(),
+                        line,
+                    };
+                    self.handle_rule_message(message, &at, out);
+                }
+                Err(bad) => {
+                    if !std::mem::replace(&mut is_counted, true) {
+                        self.count_bad_line(bad, line, out);
+                    }
+                    self.handle_bad_shape(&plan, &name, reading, reading.request_id(&values), out);
+                }
             }
         }
     }
 
-    fn handle_command(
+    fn is_ready(&self) -> bool {
+        self.phase == Phase::Ready
+    }
+
+    fn is_shutting_down(&self) -> bool {
+        self.is_shutting_down
+    }
+
+    fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed || self.plan.is_none()
+    }
+
+    fn bad_lines(&mut self) -> &mut u32 {
+        &mut self.bad_lines
+    }
+
+    fn carry_out(
         &mut self,
         command: Command,
         now: Instant,
         out: &mut Effects,
     ) -> Result<(), DialectError> {
-        let plan = self.plan.clone().filter(|_| self.phase != Phase::Closed);
-        let Some(plan) = plan else {
+        let Some(plan) = self.plan.clone() else {
             return Err(DialectError::Closed);
         };
-        if let Command::Goodbye = command {
-            self.shut_down(&plan.definition, out);
-            return Ok(());
-        }
-        if self.is_shutting_down {
-            return Err(DialectError::Closed);
-        }
-        if self.phase == Phase::Handshaking {
-            return Err(DialectError::NotReady);
-        }
         match command {
             Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
             Command::Prompt {
@@ -265,72 +298,41 @@ impl Dialect for Custom {
         Ok(())
     }
 
-    fn deadline(&self) -> Option<Instant> {
-        (self.phase != Phase::Closed).then(|| self.slash.due())?
-    }
-
-    fn tick(&mut self, now: Instant, out: &mut Effects) {
-        if self.phase != Phase::Closed {
-            self.slash.tick(now, out);
+    fn shut_down(&mut self, out: &mut Effects) {
+        let Some(plan) = self.plan.clone() else {
+            return;
+        };
+        let definition = &plan.definition;
+        self.is_shutting_down = true;
+        self.deny_requests(definition, "the session ends", out);
+        if let Some(template) = &definition.goodbye {
+            self.send_template(template, &[], out);
+        }
+        if definition.close_input {
+            out.push(Effect::CloseInput);
         }
     }
 
-    fn take_pending_denials(&mut self) -> PendingDenials {
+    fn close(&mut self, out: &mut Effects) {
+        self.withdraw_requests(out);
+        self.phase = Phase::Closed;
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.slash.due()
+    }
+
+    fn handle_due(&mut self, now: Instant, out: &mut Effects) {
+        self.slash.tick(now, out);
+    }
+
+    fn unsent_denials(&mut self) -> PendingDenials {
         self.settle_denials(self.turn == Turn::None);
         std::mem::take(&mut self.denials)
     }
 }
 
 impl Custom {
-    fn handle_line(&mut self, plan: &CompiledDefinition, line: &[u8], out: &mut Effects) {
-        let found = json::expect_object(line).and_then(|object| {
-            let name = self::kind(plan, object)?;
-            Ok((object, name))
-        });
-        let (object, name) = match found {
-            Ok(found) => found,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
-        let Some(kind) = plan.kinds.get(&*name) else {
-            return self.unknown(&plan.definition, &name, object, line, out);
-        };
-        let values = match kind.paths.read(object) {
-            Ok(values) => values,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
-        let turn = if values.clash {
-            Err(BadFrame::Shape)
-        } else {
-            kind.turn(&values)
-        };
-        let mut is_counted = false;
-        for reading in &kind.rules {
-            if self.phase == Phase::Closed || (!values.clash && !reading.fits(&values)) {
-                continue;
-            }
-            let message = turn
-                .clone()
-                .and_then(|turn| Ok((turn, reading.read_message(&values)?)));
-            match message {
-                Ok((turn, message)) => {
-                    let at = events::RuleContext {
-                        plan,
-                        rule: reading.rule,
-                        turn: turn.as_deref(),
-                        line,
-                    };
-                    self.handle_rule_message(message, &at, out);
-                }
-                Err(bad) => {
-                    if !std::mem::replace(&mut is_counted, true) {
-                        self.count_bad_line(bad, line, out);
-                    }
-                    self.handle_bad_shape(plan, &name, reading, reading.request_id(&values), out);
-                }
-            }
-        }
-    }
-
     /// A message of a type without a rule.
     fn unknown(
         &mut self,
@@ -391,17 +393,6 @@ impl Custom {
         }
     }
 
-    /// Counts a line that is not a message. Too many of them mean that this is another program.
-    fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
-        report_bad_line(bad.as_str(), line, out);
-        self.bad_lines = self.bad_lines.saturating_add(1);
-        if self.bad_lines > limits::BAD_LINES {
-            let most = limits::BAD_LINES;
-            let message = format!("more than {most} lines on the agent's stdout were not messages");
-            self.fail_protocol(message, out);
-        }
-    }
-
     /// Writes a template that has no part of an answer.
     fn send_template(&self, template: &Template, texts: &[(Placeholder, &str)], out: &mut Effects) {
         let mut all = texts.to_vec();
@@ -420,20 +411,6 @@ impl Custom {
             (Placeholder::Session, session),
             (Placeholder::Workspace, &self.workspace),
         ]
-    }
-
-    /// Starts the shutdown, once.
-    fn shut_down(&mut self, definition: &DialectDefinition, out: &mut Effects) {
-        if std::mem::replace(&mut self.is_shutting_down, true) {
-            return;
-        }
-        self.deny_requests(definition, "the session ends", out);
-        if let Some(template) = &definition.goodbye {
-            self.send_template(template, &[], out);
-        }
-        if definition.close_input {
-            out.push(Effect::CloseInput);
-        }
     }
 
     /// Whether the agent is stopping or its turn is being cancelled.
@@ -522,16 +499,6 @@ impl Custom {
     fn fail_too_early(&mut self, out: &mut Effects) {
         let message = "the agent sent an event before it was ready";
         self.fail_protocol(message.to_owned(), out);
-    }
-
-    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(message), out);
-    }
-
-    fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
-        self.withdraw_requests(out);
-        self.phase = Phase::Closed;
-        out.push(Effect::ChannelFailed(fault));
     }
 }
 

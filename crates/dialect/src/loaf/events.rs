@@ -9,6 +9,7 @@ use super::calls::ToolCalls;
 use super::message::{self, Chunk, EventScope, Payload};
 use super::turn::TurnEnd;
 use super::{Loaf, Phase};
+use crate::driver::Protocol as _;
 use crate::lenient::{Count, parse, parse_object, parse_string};
 use crate::{Effect, Effects, report_bad_line};
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText};

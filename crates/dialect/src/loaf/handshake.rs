@@ -9,6 +9,7 @@ use super::models::{self, Model, Models};
 use super::write::{self, VERSION};
 use super::{Loaf, Phase};
 use crate::acp::describe_error;
+use crate::driver::Protocol as _;
 use crate::envelope::ErrorReply;
 use crate::lenient::parse_object;
 use crate::{ChannelError, DialectError, Effect, Effects};

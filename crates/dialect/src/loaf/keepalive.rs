@@ -5,6 +5,7 @@
 use std::time::Instant;
 
 use super::{Loaf, PendingReply, Phase, write};
+use crate::driver::Protocol as _;
 use crate::{ChannelError, Effect, Effects, slash};
 use marshal_model::limits;
 

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::message::Payload;
 use super::{Loaf, Phase};
+use crate::driver::Protocol as _;
 use crate::lenient::parse_string;
 use crate::{ChannelError, Effects};
 use marshal_model::UntrustedText;

@@ -50,14 +50,11 @@ use self::keepalive::Keepalive;
 use self::login::Login;
 use self::models::{Model, Models};
 use self::turn::Turn;
+use super::driver::Protocol;
 use super::envelope::{self, ErrorReply, Message, RequestId};
-use super::{
-    ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
-    report_bad_line,
-};
-use marshal_model::limits;
+use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
-use marshal_wire::json::{self, BadFrame};
+use marshal_wire::json;
 
 /// How many requests, beside the one that the phase waits for, may await replies. Beyond that the
 /// oldest is forgotten.
@@ -156,54 +153,62 @@ pub struct Loaf {
     bad_lines: u32,
 }
 
-impl Dialect for Loaf {
-    fn open(&mut self, opening: &OpenParams, now: Instant, out: &mut Effects) {
-        self.now = Some(now);
+impl Protocol for Loaf {
+    fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.send_handshake(write::VERSION, out);
     }
 
-    fn handle_input(&mut self, input: Input<'_>, now: Instant, out: &mut Effects) {
-        if self.phase == Phase::Closed {
-            return;
+    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
+        let object = match json::expect_object(line) {
+            Ok(object) => object,
+            Err(bad) => return self.count_bad_line(bad, line, out),
+        };
+        if let Some((about, chunk)) = message::parse_chunk_line(object) {
+            return self.chunk(&about, chunk, line, out);
         }
-        self.now = Some(now);
-        self.keepalive.record_activity(now);
-        match input {
-            Input::Frame(line) => self.handle_line(line, out),
-            Input::TooLong(head) => {
-                report_bad_line("too_long", head, out);
-                let cap = limits::LINE_BYTES;
-                let message = format!("the agent wrote a line of more than {cap} bytes");
-                self.fail_protocol(message, out);
+        match envelope::read(object) {
+            Ok(Message::Reply { id, outcome }) => self.handle_reply(id, outcome, line, out),
+            Ok(Message::Request { id, .. }) => self.handle_request(&id, line, out),
+            Ok(Message::Notification { method, params }) => {
+                self.handle_notification(&method, params, object, out);
             }
-            Input::Eof => {
-                self.control = None;
-                self.phase = Phase::Closed;
-            }
+            Err(bad) => self.count_bad_line(bad, line, out),
         }
     }
 
-    fn handle_command(
+    fn set_now(&mut self, now: Instant) {
+        self.now = Some(now);
+    }
+
+    fn record_activity(&mut self, now: Instant) {
+        self.keepalive.record_activity(now);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.phase == Phase::Ready && self.session.is_some()
+    }
+
+    fn is_shutting_down(&self) -> bool {
+        self.is_shutting_down
+    }
+
+    fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    fn bad_lines(&mut self) -> &mut u32 {
+        &mut self.bad_lines
+    }
+
+    fn carry_out(
         &mut self,
         command: Command,
-        now: Instant,
+        _now: Instant,
         out: &mut Effects,
     ) -> Result<(), DialectError> {
-        if self.phase == Phase::Closed {
-            return Err(DialectError::Closed);
-        }
-        self.now = Some(now);
-        if let Command::Goodbye = command {
-            self.shut_down(out);
-            return Ok(());
-        }
-        if self.is_shutting_down {
-            return Err(DialectError::Closed);
-        }
-        let session = match &self.session {
-            Some(session) if self.phase == Phase::Ready => session.clone(),
-            _ => return Err(DialectError::NotReady),
+        let Some(session) = self.session.clone() else {
+            return Err(DialectError::NotReady);
         };
         match command {
             Command::Prompt { text, .. } => self.prompt(&session, &text, out),
@@ -219,7 +224,28 @@ impl Dialect for Loaf {
         }
     }
 
-    fn deadline(&self) -> Option<Instant> {
+    fn shut_down(&mut self, out: &mut Effects) {
+        self.is_shutting_down = true;
+        if let Some(turn) = &mut self.turn {
+            turn.is_cancelled = true;
+        }
+        if self.phase == Phase::Ready && self.selecting.take().is_some() {
+            let why = "the session ends before the agent said whether it accepts the model";
+            out.push(Effect::SettingResult(Err(why.to_owned())));
+        }
+        if self.phase == Phase::Ready && self.has_method("system.shutdown") {
+            return self.send_request(Phase::Ready, "system.shutdown", out, write::shutdown);
+        }
+        self.control = None;
+        out.push(Effect::CloseInput);
+    }
+
+    fn close(&mut self, _out: &mut Effects) {
+        self.control = None;
+        self.phase = Phase::Closed;
+    }
+
+    fn due(&self) -> Option<Instant> {
         let due = [
             self.control_due(),
             self.send_due(),
@@ -230,8 +256,7 @@ impl Dialect for Loaf {
         due.into_iter().flatten().min()
     }
 
-    fn tick(&mut self, now: Instant, out: &mut Effects) {
-        self.now = Some(now);
+    fn handle_due(&mut self, now: Instant, out: &mut Effects) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
         if is_due(self.control_due()) {
             self.on_control_timeout(out);
@@ -297,24 +322,6 @@ impl Loaf {
         id
     }
 
-    fn handle_line(&mut self, line: &[u8], out: &mut Effects) {
-        let object = match json::expect_object(line) {
-            Ok(object) => object,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
-        if let Some((about, chunk)) = message::parse_chunk_line(object) {
-            return self.chunk(&about, chunk, line, out);
-        }
-        match envelope::read(object) {
-            Ok(Message::Reply { id, outcome }) => self.handle_reply(id, outcome, line, out),
-            Ok(Message::Request { id, .. }) => self.handle_request(&id, line, out),
-            Ok(Message::Notification { method, params }) => {
-                self.handle_notification(&method, params, object, out);
-            }
-            Err(bad) => self.count_bad_line(bad, line, out),
-        }
-    }
-
     /// Handles a request of the agent: the protocol has none.
     fn handle_request(&self, id: &RequestId, line: &[u8], out: &mut Effects) {
         // Nothing is written before the agent's version is known.
@@ -367,46 +374,5 @@ impl Loaf {
             Phase::Ready => self.on_user_setting_reply(outcome, out),
             Phase::Closed => {}
         }
-    }
-
-    /// Starts the shutdown, once. It ends the agent's work, but not the agent itself.
-    fn shut_down(&mut self, out: &mut Effects) {
-        if self.is_shutting_down {
-            return;
-        }
-        self.is_shutting_down = true;
-        if let Some(turn) = &mut self.turn {
-            turn.is_cancelled = true;
-        }
-        if self.phase == Phase::Ready && self.selecting.take().is_some() {
-            let why = "the session ends before the agent said whether it accepts the model";
-            out.push(Effect::SettingResult(Err(why.to_owned())));
-        }
-        if self.phase == Phase::Ready && self.has_method("system.shutdown") {
-            return self.send_request(Phase::Ready, "system.shutdown", out, write::shutdown);
-        }
-        self.control = None;
-        out.push(Effect::CloseInput);
-    }
-
-    /// Counts a line that is not a message. Too many of them mean that this is another program.
-    fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
-        report_bad_line(bad.as_str(), line, out);
-        self.bad_lines = self.bad_lines.saturating_add(1);
-        if self.bad_lines > limits::BAD_LINES {
-            let most = limits::BAD_LINES;
-            let message = format!("more than {most} lines on the agent's stdout were not messages");
-            self.fail_protocol(message, out);
-        }
-    }
-
-    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(message), out);
-    }
-
-    fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
-        self.control = None;
-        self.phase = Phase::Closed;
-        out.push(Effect::ChannelFailed(fault));
     }
 }

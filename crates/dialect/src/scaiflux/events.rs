@@ -8,6 +8,7 @@ use super::message::{
     ToolResult, ToolStart, TurnComplete, TurnId, TurnStarted,
 };
 use super::{PROTOCOL, Phase, Scaiflux, Turn, TurnEnd};
+use crate::driver::Protocol as _;
 use crate::open_requests::RejectReason;
 use crate::slash::{self, SlashReply};
 use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};

@@ -34,14 +34,11 @@ mod message;
 
 use std::time::Instant;
 
+use super::driver::Protocol;
 use super::mode_guard::ModeGuard;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::slash::{self, SlashReply, SlashTracker};
-use super::{
-    ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
-    report_bad_line,
-};
-use marshal_model::limits;
+use super::{Command, DialectError, Effect, Effects, OpenParams};
 use marshal_model::{Event, PermissionResponse, TurnOutcome, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
 
@@ -108,53 +105,48 @@ pub struct Scaiflux {
     excess_requests: u32,
 }
 
-impl Dialect for Scaiflux {
+impl Protocol for Scaiflux {
     /// Writes nothing: the agent sends the first message.
-    fn open(&mut self, opening: &OpenParams, _now: Instant, _out: &mut Effects) {
+    fn start(&mut self, opening: &OpenParams, _out: &mut Effects) {
         self.slash = SlashTracker::new(opening.control_timeout);
         self.mode_guard = ModeGuard::new(opening, &MODES);
     }
 
-    fn handle_input(&mut self, input: Input<'_>, _now: Instant, out: &mut Effects) {
-        if self.phase == Phase::Closed {
-            return;
-        }
-        match input {
-            Input::Frame(line) => self.handle_line(line, out),
-            Input::TooLong(head) => {
-                report_bad_line("too_long", head, out);
-                let cap = limits::LINE_BYTES;
-                self.fail_protocol(
-                    format!("the agent wrote a line of more than {cap} bytes"),
-                    out,
-                );
-            }
-            Input::Eof => {
-                self.withdraw_requests(out);
-                self.phase = Phase::Closed;
-            }
+    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
+        let (object, tag) =
+            match json::expect_object(line).and_then(|o| Ok((o, json::read_tag(o)?))) {
+                Ok(found) => found,
+                Err(bad) => return self.count_bad_line(bad, line, out),
+            };
+        match message::read(&tag, object) {
+            Ok(message) => self.handle_message(message, line, out),
+            Err(BadFrame::Shape) => self.handle_bad_shape(&tag, object, out),
+            Err(bad) => self.count_bad_line(bad, line, out),
         }
     }
 
-    fn handle_command(
+    fn is_ready(&self) -> bool {
+        self.phase == Phase::Ready
+    }
+
+    fn is_shutting_down(&self) -> bool {
+        self.is_shutting_down
+    }
+
+    fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    fn bad_lines(&mut self) -> &mut u32 {
+        &mut self.bad_lines
+    }
+
+    fn carry_out(
         &mut self,
         command: Command,
         now: Instant,
         out: &mut Effects,
     ) -> Result<(), DialectError> {
-        if self.phase == Phase::Closed {
-            return Err(DialectError::Closed);
-        }
-        if let Command::Goodbye = command {
-            self.shut_down(out);
-            return Ok(());
-        }
-        if self.is_shutting_down {
-            return Err(DialectError::Closed);
-        }
-        if self.phase == Phase::Handshaking {
-            return Err(DialectError::NotReady);
-        }
         match command {
             Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
             Command::Prompt { text, .. } => {
@@ -184,32 +176,27 @@ impl Dialect for Scaiflux {
         Ok(())
     }
 
-    fn deadline(&self) -> Option<Instant> {
-        let is_open = self.phase != Phase::Closed;
-        self.slash.due().filter(|_| is_open)
+    fn shut_down(&mut self, out: &mut Effects) {
+        self.is_shutting_down = true;
+        self.withdraw_requests(out);
+        out.push(Effect::Write(message::shutdown()));
     }
 
-    fn tick(&mut self, now: Instant, out: &mut Effects) {
-        if self.phase != Phase::Closed {
-            self.slash.tick(now, out);
-        }
+    fn close(&mut self, out: &mut Effects) {
+        self.withdraw_requests(out);
+        self.phase = Phase::Closed;
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.slash.due()
+    }
+
+    fn handle_due(&mut self, now: Instant, out: &mut Effects) {
+        self.slash.tick(now, out);
     }
 }
 
 impl Scaiflux {
-    fn handle_line(&mut self, line: &[u8], out: &mut Effects) {
-        let (object, tag) =
-            match json::expect_object(line).and_then(|o| Ok((o, json::read_tag(o)?))) {
-                Ok(found) => found,
-                Err(bad) => return self.count_bad_line(bad, line, out),
-            };
-        match message::read(&tag, object) {
-            Ok(message) => self.handle_message(message, line, out),
-            Err(BadFrame::Shape) => self.handle_bad_shape(&tag, object, out),
-            Err(bad) => self.count_bad_line(bad, line, out),
-        }
-    }
-
     /// A known message of an unknown shape. Whatever waits for it must not wait forever.
     fn handle_bad_shape(&mut self, tag: &str, object: &str, out: &mut Effects) {
         self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
@@ -240,17 +227,6 @@ impl Scaiflux {
         }
     }
 
-    /// Counts a line that is not a message. Too many of them mean that this is another program.
-    fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
-        report_bad_line(bad.as_str(), line, out);
-        self.bad_lines = self.bad_lines.saturating_add(1);
-        if self.bad_lines > limits::BAD_LINES {
-            let most = limits::BAD_LINES;
-            let message = format!("more than {most} lines on the agent's stdout were not messages");
-            self.fail_protocol(message, out);
-        }
-    }
-
     /// Cancels the running turn. Does nothing if none runs, or if it is already cancelled.
     fn cancel(&mut self, out: &mut Effects) {
         if self.turn == Turn::None || self.cancelling {
@@ -259,16 +235,6 @@ impl Scaiflux {
         self.cancelling = true;
         self.withdraw_requests(out);
         out.push(Effect::Write(message::interrupt()));
-    }
-
-    /// Starts the shutdown, once.
-    fn shut_down(&mut self, out: &mut Effects) {
-        if self.is_shutting_down {
-            return;
-        }
-        self.is_shutting_down = true;
-        self.withdraw_requests(out);
-        out.push(Effect::Write(message::shutdown()));
     }
 
     /// Whether the agent is stopping or its turn is being cancelled.
@@ -308,16 +274,6 @@ impl Scaiflux {
         out.extend(open.map(|(key, ())| Effect::RequestWithdrawn(key)));
         let answer = PermissionResponse::Deny(reason.to_owned());
         out.push(Effect::Write(message::permission_response(id, &answer)));
-    }
-
-    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(message), out);
-    }
-
-    fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
-        self.withdraw_requests(out);
-        self.phase = Phase::Closed;
-        out.push(Effect::ChannelFailed(fault));
     }
 }
 

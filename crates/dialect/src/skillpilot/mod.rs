@@ -22,10 +22,8 @@ mod message;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{
-    ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
-    report_bad_line,
-};
+use super::driver::Protocol;
+use super::{ChannelError, Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
 use marshal_config as config;
 use marshal_model::limits;
 use marshal_model::{AgentInfo, Event, TurnOutcome, UntrustedText, Usage};
@@ -94,94 +92,13 @@ pub struct Skillpilot {
     bad_lines: u32,
 }
 
-impl Dialect for Skillpilot {
+impl Protocol for Skillpilot {
     /// Writes nothing: the carrier sends the first message.
-    fn open(&mut self, opening: &OpenParams, _now: Instant, _out: &mut Effects) {
+    fn start(&mut self, opening: &OpenParams, _out: &mut Effects) {
         self.runner_config = Arc::clone(&opening.runner);
         self.resume = opening.resume.clone();
     }
 
-    fn handle_input(&mut self, input: Input<'_>, now: Instant, out: &mut Effects) {
-        if self.phase == Phase::Closed {
-            return;
-        }
-        match input {
-            Input::Frame(line) => self.handle_line(line, now, out),
-            Input::TooLong(head) => {
-                report_bad_line("too_long", head, out);
-                let cap = limits::LINE_BYTES;
-                self.fail_protocol(
-                    format!("the carrier wrote a line of more than {cap} bytes"),
-                    out,
-                );
-            }
-            Input::Eof => self.close(),
-        }
-    }
-
-    fn handle_command(
-        &mut self,
-        command: Command,
-        now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
-        if self.phase == Phase::Closed {
-            return Err(DialectError::Closed);
-        }
-        if let Command::Goodbye = command {
-            self.shut_down(out);
-            return Ok(());
-        }
-        if self.is_shutting_down {
-            return Err(DialectError::Closed);
-        }
-        if self.phase == Phase::Handshaking {
-            return Err(DialectError::NotReady);
-        }
-        match command {
-            Command::Prompt { .. } if self.turn.is_some() => Err(DialectError::Busy),
-            Command::Prompt { text, .. } => self.prompt(&text, out),
-            Command::Cancel => {
-                self.cancel(out);
-                Ok(())
-            }
-            Command::AnswerPermission { .. } => Err(DialectError::UnknownRequest),
-            Command::Slash { .. } | Command::AnswerClientRequest { .. } => {
-                Err(DialectError::Unsupported)
-            }
-            Command::Set(_) => {
-                let why = "a Runner has no modes or options to set";
-                Err(DialectError::NotOffered(why.to_owned()))
-            }
-            Command::Goodbye => Ok(()),
-        }
-        .inspect(|()| self.record_activity(now))
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        if self.phase == Phase::Closed {
-            return None;
-        }
-        let silent = self.silence_due.filter(|_| self.turn.is_none());
-        [self.lease_due, silent].into_iter().flatten().min()
-    }
-
-    fn tick(&mut self, now: Instant, out: &mut Effects) {
-        if self.phase == Phase::Closed {
-            return;
-        }
-        if self.lease_due.is_some_and(|at| at <= now) {
-            self.lease(now, out);
-        }
-        if self.turn.is_none() && self.silence_due.is_some_and(|at| at <= now) {
-            let silence = self.silence().as_secs();
-            let message = format!("the Runner gave no sign of life for {silence} s");
-            self.fail_channel(ChannelError::Unanswered(message), out);
-        }
-    }
-}
-
-impl Skillpilot {
     fn handle_line(&mut self, line: &[u8], now: Instant, out: &mut Effects) {
         let (object, tag) =
             match json::expect_object(line).and_then(|o| Ok((o, json::read_tag(o)?))) {
@@ -207,6 +124,88 @@ impl Skillpilot {
         }
     }
 
+    const PEER: &'static str = "carrier";
+
+    fn is_ready(&self) -> bool {
+        self.phase == Phase::Ready
+    }
+
+    fn is_shutting_down(&self) -> bool {
+        self.is_shutting_down
+    }
+
+    fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    fn bad_lines(&mut self) -> &mut u32 {
+        &mut self.bad_lines
+    }
+
+    fn carry_out(
+        &mut self,
+        command: Command,
+        now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), DialectError> {
+        match command {
+            Command::Prompt { .. } if self.turn.is_some() => Err(DialectError::Busy),
+            Command::Prompt { text, .. } => self.prompt(&text, out),
+            Command::Cancel => {
+                self.cancel(out);
+                Ok(())
+            }
+            Command::AnswerPermission { .. } => Err(DialectError::UnknownRequest),
+            Command::Slash { .. } | Command::AnswerClientRequest { .. } => {
+                Err(DialectError::Unsupported)
+            }
+            Command::Set(_) => {
+                let why = "a Runner has no modes or options to set";
+                Err(DialectError::NotOffered(why.to_owned()))
+            }
+            Command::Goodbye => Ok(()),
+        }
+        .inspect(|()| self.record_activity(now))
+    }
+
+    fn shut_down(&mut self, out: &mut Effects) {
+        self.is_shutting_down = true;
+        if self
+            .carrier
+            .as_ref()
+            .is_some_and(|carrier| carrier.is_runner)
+        {
+            out.push(Effect::Write(message::stop()));
+        } else {
+            // A Runner that we did not start continues.
+            out.push(Effect::CloseInput);
+        }
+    }
+
+    fn close(&mut self, _out: &mut Effects) {
+        self.phase = Phase::Closed;
+        self.lease_due = None;
+        self.silence_due = None;
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let silent = self.silence_due.filter(|_| self.turn.is_none());
+        [self.lease_due, silent].into_iter().flatten().min()
+    }
+
+    fn handle_due(&mut self, now: Instant, out: &mut Effects) {
+        if self.lease_due.is_some_and(|at| at <= now) {
+            self.lease(now, out);
+        }
+        if self.turn.is_none() && self.silence_due.is_some_and(|at| at <= now) {
+            let silence = self.silence().as_secs();
+            let message = format!("the Runner gave no sign of life for {silence} s");
+            self.fail_channel(ChannelError::Unanswered(message), out);
+        }
+    }
+}
+
+impl Skillpilot {
     fn handle_message(
         &mut self,
         message: Message<'_>,
@@ -361,24 +360,6 @@ impl Skillpilot {
         }
     }
 
-    /// Starts the shutdown, once: our own Runner ends after its command.
-    fn shut_down(&mut self, out: &mut Effects) {
-        if self.is_shutting_down {
-            return;
-        }
-        self.is_shutting_down = true;
-        if self
-            .carrier
-            .as_ref()
-            .is_some_and(|carrier| carrier.is_runner)
-        {
-            out.push(Effect::Write(message::stop()));
-        } else {
-            // A Runner that we did not start continues.
-            out.push(Effect::CloseInput);
-        }
-    }
-
     /// Writes a lease.
     fn lease(&mut self, now: Instant, out: &mut Effects) {
         let term = self.runner_config.lease.unwrap_or(config::RUNNER_LEASE);
@@ -438,31 +419,5 @@ impl Skillpilot {
                 detail,
             }));
         }
-    }
-
-    /// Counts a line that is not a message. Too many of them mean that this is another program.
-    fn count_bad_line(&mut self, bad: BadFrame, line: &[u8], out: &mut Effects) {
-        report_bad_line(bad.as_str(), line, out);
-        self.bad_lines = self.bad_lines.saturating_add(1);
-        if self.bad_lines > limits::BAD_LINES {
-            let most = limits::BAD_LINES;
-            let message = format!("more than {most} lines of the carrier were not messages");
-            self.fail_protocol(message, out);
-        }
-    }
-
-    fn fail_protocol(&mut self, message: String, out: &mut Effects) {
-        self.fail_channel(ChannelError::Protocol(message), out);
-    }
-
-    fn fail_channel(&mut self, fault: ChannelError, out: &mut Effects) {
-        self.close();
-        out.push(Effect::ChannelFailed(fault));
-    }
-
-    fn close(&mut self) {
-        self.phase = Phase::Closed;
-        self.lease_due = None;
-        self.silence_due = None;
     }
 }
