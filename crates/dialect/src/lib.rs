@@ -35,6 +35,7 @@ pub mod custom;
 mod denials;
 mod driver;
 mod envelope;
+mod keepalive;
 mod lenient;
 pub mod lifecycle;
 pub mod loaf;

@@ -74,12 +74,12 @@ use serde_json::value::RawValue;
 use self::calls::ToolCalls;
 use self::client::ClientRequests;
 use self::envelope::{ErrorReply, Message};
-use self::keepalive::Keepalive;
 use self::message::{Capabilities, PermissionOptions};
 use self::resume::Replay;
 use self::setup::SetupState;
 use self::shutdown::ShutdownState;
 use super::driver::Protocol;
+use super::keepalive::Keepalive;
 use super::lenient::parse_object;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::{

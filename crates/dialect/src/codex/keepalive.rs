@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::{Codex, Phase, write};
 use crate::driver::Protocol as _;
-use crate::{ChannelError, Effect, Effects};
-use marshal_model::limits;
+use crate::keepalive::unanswered;
+use crate::{Effect, Effects};
 
 /// The error code of an overloaded agent. The request may be sent again.
 pub(super) const OVERLOADED: &str = "-32001";
@@ -72,46 +72,6 @@ impl RetryQueue {
     }
 }
 
-/// The agent's silence between turns.
-#[derive(Debug, Default)]
-pub(super) struct Keepalive {
-    /// When the agent last sent anything.
-    last_activity: Option<Instant>,
-    /// When the last ping since then was sent.
-    last_ping: Option<Instant>,
-    /// The ids of pings without a reply, so that a late reply is recognized.
-    pending_pings: Vec<u64>,
-    /// Unanswered pings since then.
-    missed: u32,
-}
-
-impl Keepalive {
-    /// Records output of the agent as a sign of life.
-    pub(super) const fn record_activity(&mut self, now: Instant) {
-        self.last_activity = Some(now);
-        self.last_ping = None;
-        self.missed = 0;
-    }
-
-    /// Whether a reply belongs to a ping.
-    pub(super) fn take_reply(&mut self, id: u64) -> bool {
-        let place = self.pending_pings.iter().position(|open| *open == id);
-        place.is_some_and(|at| {
-            self.pending_pings.remove(at);
-            true
-        })
-    }
-
-    fn record_ping(&mut self, id: u64, now: Instant) {
-        self.last_ping = Some(now);
-        self.missed += 1;
-        if self.pending_pings.len() > limits::KEEPALIVE_MISSES as usize {
-            self.pending_pings.remove(0);
-        }
-        self.pending_pings.push(id);
-    }
-}
-
 impl Codex {
     /// When the next deadline passes.
     pub(super) fn due(&self) -> Option<Instant> {
@@ -150,35 +110,22 @@ impl Codex {
         let Some(control) = self.control.take() else {
             return;
         };
-        let wait = self.opening.control_timeout.unwrap_or_default();
-        let message = format!(
-            "the agent did not answer {} within {wait:?} (timeouts.control)",
-            control.method
-        );
-        self.fail_channel(ChannelError::Unanswered(message), out);
+        let fault = unanswered(control.method, self.opening.control_timeout);
+        self.fail_channel(fault, out);
     }
 
     /// When a silent agent gets a ping: only between turns.
     fn keepalive_due(&self) -> Option<Instant> {
         let idle = self.phase == Phase::Ready && self.turn.is_none() && !self.is_shutting_down;
-        let since = self
-            .keepalive
-            .last_ping
-            .or(self.keepalive.last_activity)
-            .filter(|_| idle)?;
-        since.checked_add(self.opening.keepalive_interval?)
+        let due = self.keepalive.due(self.opening.keepalive_interval);
+        due.filter(|_| idle)
     }
 
     /// Sends a ping: a method that no version has. Any reply shows that the agent is alive. No
     /// reply at all to several pings is a fault.
     fn send_keepalive(&mut self, now: Instant, out: &mut Effects) {
-        if self.keepalive.missed >= limits::KEEPALIVE_MISSES {
-            let wait = self.opening.keepalive_interval.unwrap_or_default();
-            let message = format!(
-                "the agent did not answer {} requests, {wait:?} apart (timeouts.keepalive)",
-                limits::KEEPALIVE_MISSES
-            );
-            return self.fail_channel(ChannelError::Unanswered(message), out);
+        if let Err(fault) = self.keepalive.check_missed(self.opening.keepalive_interval) {
+            return self.fail_channel(fault, out);
         }
         let id = self.fresh_id();
         self.keepalive.record_ping(id, now);

@@ -54,11 +54,12 @@ pub(super) use self::calls::parse_mcp_tool_call;
 
 use self::approvals::OpenApproval;
 use self::items::TurnItems;
-use self::keepalive::{Keepalive, RetryQueue, RetryTarget};
+use self::keepalive::{RetryQueue, RetryTarget};
 use self::turns::Turn;
 use self::usage::TurnUsage;
 use super::driver::Protocol;
 use super::envelope::{self, ErrorReply, Message};
+use super::keepalive::Keepalive;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::{Command, DialectError, Effect, Effects, OpenParams, PendingDenials, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};

@@ -6,28 +6,9 @@ use std::time::Instant;
 
 use super::{Loaf, PendingReply, Phase, write};
 use crate::driver::Protocol as _;
-use crate::{ChannelError, Effect, Effects, slash};
+use crate::keepalive::unanswered;
+use crate::{Effect, Effects, slash};
 use marshal_model::limits;
-
-/// The agent's silence between turns.
-#[derive(Debug, Default)]
-pub(super) struct Keepalive {
-    /// When the agent last sent anything.
-    last_activity: Option<Instant>,
-    /// When the last ping since then was sent.
-    last_ping: Option<Instant>,
-    /// Unanswered pings since then.
-    missed: u32,
-}
-
-impl Keepalive {
-    /// Records output of the agent as a sign of life.
-    pub(super) const fn record_activity(&mut self, now: Instant) {
-        self.last_activity = Some(now);
-        self.last_ping = None;
-        self.missed = 0;
-    }
-}
 
 impl Loaf {
     /// When our open request must have its reply.
@@ -88,10 +69,8 @@ impl Loaf {
     }
 
     pub(super) fn fail_unanswered(&mut self, method: &str, out: &mut Effects) {
-        let wait = self.opening.control_timeout.unwrap_or_default();
-        let message =
-            format!("the agent did not answer {method} within {wait:?} (timeouts.control)");
-        self.fail_channel(ChannelError::Unanswered(message), out);
+        let fault = unanswered(method, self.opening.control_timeout);
+        self.fail_channel(fault, out);
     }
 
     /// When a silent agent gets a ping: only between turns.
@@ -100,26 +79,16 @@ impl Loaf {
             && self.turn.is_none()
             && !self.is_shutting_down
             && self.control.is_none();
-        let since = self
-            .keepalive
-            .last_ping
-            .or(self.keepalive.last_activity)
-            .filter(|_| idle)?;
-        since.checked_add(self.opening.keepalive_interval?)
+        let due = self.keepalive.due(self.opening.keepalive_interval);
+        due.filter(|_| idle)
     }
 
     /// Sends a ping. No reply at all to several pings is a fault.
     pub(super) fn send_keepalive(&mut self, now: Instant, out: &mut Effects) {
-        if self.keepalive.missed >= limits::KEEPALIVE_MISSES {
-            let wait = self.opening.keepalive_interval.unwrap_or_default();
-            let message = format!(
-                "the agent did not answer {} pings, {wait:?} apart (timeouts.keepalive)",
-                limits::KEEPALIVE_MISSES
-            );
-            return self.fail_channel(ChannelError::Unanswered(message), out);
+        if let Err(fault) = self.keepalive.check_missed(self.opening.keepalive_interval) {
+            return self.fail_channel(fault, out);
         }
-        self.keepalive.last_ping = Some(now);
-        self.keepalive.missed += 1;
-        self.send_side_request(PendingReply::Ping, out, write::ping);
+        let id = self.send_side_request(PendingReply::Ping, out, write::ping);
+        self.keepalive.record_ping(id, now);
     }
 }

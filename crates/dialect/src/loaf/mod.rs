@@ -46,12 +46,12 @@ use serde_json::value::RawValue;
 
 use self::answer_text::AnswerText;
 use self::calls::ToolCalls;
-use self::keepalive::Keepalive;
 use self::login::Login;
 use self::models::{Model, Models};
 use self::turn::Turn;
 use super::driver::Protocol;
 use super::envelope::{self, ErrorReply, Message, RequestId};
+use super::keepalive::Keepalive;
 use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
 use marshal_wire::json;

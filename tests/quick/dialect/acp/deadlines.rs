@@ -90,7 +90,7 @@ fn three_questions_without_a_word_are_a_fault_and_a_late_reply_is_no_stranger() 
         Some(100),
         &format!("{OPEN}~ 400"),
         &format!(
-            "{OPEN_SAYS}{}\n{}\n{}\nfault the agent did not answer 3 requests, 100ms apart (timeouts.keepalive)",
+            "{OPEN_SAYS}{}\n{}\n{}\nfault the agent did not answer 3 pings, 100ms apart (timeouts.keepalive)",
             ping(3),
             ping(4),
             ping(5)

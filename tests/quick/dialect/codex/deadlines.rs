@@ -146,7 +146,7 @@ fn a_silent_agent_is_asked_whether_it_is_there() {
         &opening,
         &format!("{OPEN}~ 20000\n< {{\"id\":4,\"error\":{{\"code\":-32600}}}}\n~ 20000\n~ 60000"),
         &format!(
-            "{OPEN_SAYS}{}{}{}{}fault the agent did not answer 3 requests, 20s apart (timeouts.keepalive)",
+            "{OPEN_SAYS}{}{}{}{}fault the agent did not answer 3 pings, 20s apart (timeouts.keepalive)",
             ping(4),
             ping(5),
             ping(6),
