@@ -27,6 +27,7 @@ mod engine;
 mod failure;
 mod files;
 pub mod flock;
+pub mod held_dir;
 mod host_trees;
 mod idmap;
 mod init;

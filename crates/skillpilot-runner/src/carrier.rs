@@ -329,7 +329,7 @@ impl Carrier {
             "heartbeat.json" => true,
             _ => return Ok(()),
         };
-        let ReadOutcome::Content(content) =
+        let ReadOutcome::Regular(content) =
             self.dir.read(Subdirectory::State, name, CONTROL_BYTES)?
         else {
             return Ok(());
@@ -372,10 +372,10 @@ impl Carrier {
                 .dir
                 .read(Subdirectory::Result, &command.file_name(), CONTROL_BYTES)?
             {
-                ReadOutcome::Content(content) => {
+                ReadOutcome::Regular(content) => {
                     Some(compact_json(&content).ok_or("it is not JSON"))
                 }
-                ReadOutcome::Invalid(why) => Some(Err(why)),
+                ReadOutcome::Irregular(why) => Some(Err(why)),
                 ReadOutcome::Missing => None,
             };
         let stem = command.stem();
@@ -406,7 +406,7 @@ impl Carrier {
             of.output = self
                 .dir
                 .open_regular(Subdirectory::Output, &command.output_file_name())?
-                .ok();
+                .regular();
         }
         let Some(output) = &of.output else {
             return Ok(());

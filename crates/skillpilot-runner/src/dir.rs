@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use marshal_sandbox::flock;
+use marshal_sandbox::held_dir::{self, Found, Moved, OPEN_DIR};
 use marshal_wire::skillpilot::{DIRECTORIES, TEMPORARY_PREFIX};
 
 /// The maximum number of files in `rejected/`; further ones are removed.
@@ -67,16 +68,8 @@ pub(super) enum OpenMode {
     Carry,
 }
 
-/// The result of reading a name.
-#[derive(Debug)]
-pub(super) enum ReadOutcome {
-    /// Nothing has the name.
-    Missing,
-    /// The content of a regular file.
-    Content(Vec<u8>),
-    /// The entry must not be used; the text gives the reason.
-    Invalid(&'static str),
-}
+/// The content of a name.
+pub(super) type ReadOutcome = Found<Vec<u8>>;
 
 /// An open session directory.
 #[derive(Debug)]
@@ -93,10 +86,8 @@ pub(super) struct SessionDir {
 /// supports it.
 const LOCK: &str = ".lock";
 
-const OPEN_DIR: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+/// The permissions of a new file.
+const NEW_FILE: Mode = Mode::RUSR.union(Mode::WUSR).union(Mode::RGRP);
 
 impl SessionDir {
     /// Opens the directory and creates what is missing.
@@ -276,41 +267,14 @@ impl SessionDir {
         name: &str,
         most: usize,
     ) -> io::Result<ReadOutcome> {
-        let file = match self.open_regular(part, name)? {
-            Ok(file) => file,
-            Err(found) => return Ok(found),
-        };
-        let mut content = Vec::new();
-        let mut file = file.take(most as u64 + 1);
-        file.read_to_end(&mut content)?;
-        if content.len() > most {
-            return Ok(ReadOutcome::Invalid("it is too large"));
-        }
-        Ok(ReadOutcome::Content(content))
+        let found = held_dir::read(self.fd(part), name, most as u64)?;
+        Ok(found.map(|(content, _)| content))
     }
 
     /// Opens a regular file for reading, or describes what has the name instead.
-    pub(super) fn open_regular(
-        &self,
-        part: Subdirectory,
-        name: &str,
-    ) -> io::Result<Result<File, ReadOutcome>> {
-        let flags =
-            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat(self.fd(part), name, flags, Mode::empty()) {
-            Ok(file) => file,
-            Err(Errno::NOENT) => return Ok(Err(ReadOutcome::Missing)),
-            Err(Errno::LOOP) => return Ok(Err(ReadOutcome::Invalid("it is a link"))),
-            Err(Errno::NXIO | Errno::ACCESS | Errno::PERM) => {
-                return Ok(Err(ReadOutcome::Invalid("it cannot be opened")));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
-        if !kind.is_file() {
-            return Ok(Err(ReadOutcome::Invalid("it is no regular file")));
-        }
-        Ok(Ok(File::from(file)))
+    pub(super) fn open_regular(&self, part: Subdirectory, name: &str) -> io::Result<Found<File>> {
+        let found = held_dir::open_regular(self.fd(part), name)?;
+        Ok(found.map(|(file, _)| file))
     }
 
     /// Writes a file as a whole: readers see it complete or not at all. With `durable`, it survives
@@ -324,12 +288,7 @@ impl SessionDir {
     ) -> io::Result<()> {
         let dir = self.fd(part);
         let temporary = format!("{TEMPORARY_PREFIX}{}", uuid::Uuid::new_v4().simple());
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP;
-        let mut file = File::from(rustix::fs::openat(dir, &*temporary, flags, mode)?);
-        let mut put = || -> io::Result<()> {
-            file.write_all(content)?;
+        held_dir::write_new(dir, &temporary, NEW_FILE, content, |file| {
             if durable {
                 file.sync_all()?;
             }
@@ -338,9 +297,6 @@ impl SessionDir {
                 rustix::fs::fsync(dir)?;
             }
             Ok(())
-        };
-        put().inspect_err(|_| {
-            let _ = rustix::fs::unlinkat(dir, &*temporary, AtFlags::empty());
         })
     }
 
@@ -350,22 +306,12 @@ impl SessionDir {
         from: (Subdirectory, &str),
         to: (Subdirectory, &str),
     ) -> io::Result<bool> {
-        let (old, new) = (self.fd(from.0), self.fd(to.0));
-        let moved = rustix::fs::renameat_with(old, from.1, new, to.1, RenameFlags::NOREPLACE);
-        match moved {
-            Ok(()) => {}
-            Err(Errno::NOENT) => return Ok(false),
-            // Network file systems do not support this kind of rename.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-                match rustix::fs::renameat(old, from.1, new, to.1) {
-                    Ok(()) => {}
-                    Err(Errno::NOENT) => return Ok(false),
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            Err(error) => return Err(error.into()),
+        let (from, to) = ((self.fd(from.0), from.1), (self.fd(to.0), to.1));
+        match held_dir::rename_without_replacing(from, to)? {
+            Moved::Yes => Ok(true),
+            Moved::Missing => Ok(false),
+            Moved::Taken => Err(Errno::EXIST.into()),
         }
-        Ok(true)
     }
 
     /// Makes moves into or out of the directory survive a loss of power.
@@ -383,11 +329,7 @@ impl SessionDir {
 
     /// Whether anything has that name.
     pub(super) fn has(&self, part: Subdirectory, name: &str) -> io::Result<bool> {
-        match rustix::fs::statat(self.fd(part), name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(_) => Ok(true),
-            Err(Errno::NOENT) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        held_dir::exists(self.fd(part), name)
     }
 
     /// Quarantines an invalid entry under a unique name. Removes it if `rejected/` is full.
@@ -482,7 +424,6 @@ impl SessionDir {
         let dir = self.fd(part);
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP;
         if self.has(part, name)? {
             self.remove(part, name).or_else(|error| {
                 if self.reject(part, name) {
@@ -492,28 +433,21 @@ impl SessionDir {
                 }
             })?;
         }
-        Ok(File::from(rustix::fs::openat(dir, name, flags, mode)?))
+        Ok(File::from(rustix::fs::openat(dir, name, flags, NEW_FILE)?))
     }
 
-    /// Opens a file for appending.
+    /// Opens a file for appending, or creates it.
     pub(super) fn append(&self, part: Subdirectory, name: &str) -> io::Result<File> {
-        let flags = OFlags::WRONLY
-            | OFlags::APPEND
-            | OFlags::CREATE
-            | OFlags::NOFOLLOW
-            | OFlags::NONBLOCK
-            | OFlags::NOCTTY
-            | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP;
-        let file = rustix::fs::openat(self.fd(part), name, flags, mode)?;
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
-        if !kind.is_file() {
-            return Err(io::Error::other(format!(
-                "{}/{name} is not a regular file",
-                part.name()
-            )));
+        match held_dir::open_append(self.fd(part), name, Some(NEW_FILE))? {
+            Found::Regular((file, _)) => Ok(file),
+            Found::Missing => Err(Errno::NOENT.into()),
+            Found::Irregular(why) => {
+                let part = part.name();
+                Err(io::Error::other(format!(
+                    "{part}/{name} is not usable: {why}"
+                )))
+            }
         }
-        Ok(File::from(file))
     }
 }
 

@@ -308,8 +308,8 @@ impl Runner {
     fn begin_command(&mut self, name: &CommandName) {
         let file = name.file_name();
         let content = match self.dir.read(Subdirectory::Inflight, &file, COMMAND_BYTES) {
-            Ok(ReadOutcome::Content(content)) => content,
-            Ok(ReadOutcome::Invalid(why)) => {
+            Ok(ReadOutcome::Regular(content)) => content,
+            Ok(ReadOutcome::Irregular(why)) => {
                 self.reject_file((Subdirectory::Inflight, &file), &file, why);
                 return self.answer_unrun(name, CommandStatus::Error, &format!("refused: {why}"));
             }

@@ -117,8 +117,8 @@ fn odd_files_are_put_aside_and_never_read() {
         symlink(&secret, path).expect("a link");
     }
     for (stem, why) in [
-        ("cmd_1_l", "error refused: it is a link"),
-        ("cmd_2_f", "error refused: it is no regular file"),
+        ("cmd_1_l", "error refused: it is a symbolic link"),
+        ("cmd_2_f", "error refused: it is a pipe"),
         ("cmd_3_big", "error refused: it is too large"),
     ] {
         let done = session.result(stem);
@@ -224,7 +224,7 @@ fn a_file_that_may_not_be_read_is_put_aside() {
         .stdout(Stdio::null());
     let _runner = Runner(command.spawn().expect("it starts"));
     let end = session.result("cmd_1_locked").end();
-    assert_eq!(end, "error refused: it cannot be opened");
+    assert_eq!(end, "error refused: this user may not read it");
     assert_eq!(session.names("rejected").len(), 1);
 }
 

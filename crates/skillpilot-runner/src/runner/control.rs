@@ -28,11 +28,11 @@ impl Runner {
             }
         };
         match self.dir.read(Subdirectory::Ctl, &file, CONTROL_BYTES) {
-            Ok(ReadOutcome::Content(content)) => {
+            Ok(ReadOutcome::Regular(content)) => {
                 let _ = self.dir.remove(Subdirectory::Ctl, &file);
                 Some(content)
             }
-            Ok(ReadOutcome::Invalid(why)) => {
+            Ok(ReadOutcome::Irregular(why)) => {
                 self.reject_file((Subdirectory::Ctl, &file), name, why);
                 None
             }
@@ -128,11 +128,11 @@ impl Runner {
     pub(super) fn handle_lease_file(&mut self) {
         const NAME: &str = "lease.json";
         match self.dir.read(Subdirectory::State, NAME, CONTROL_BYTES) {
-            Ok(ReadOutcome::Content(content)) => match read_lease(&content) {
+            Ok(ReadOutcome::Regular(content)) => match read_lease(&content) {
                 Ok(expires) => self.update_lease(expires),
                 Err(why) => self.reject_lease(&String::from(why)),
             },
-            Ok(ReadOutcome::Invalid(why)) => self.reject_lease(why),
+            Ok(ReadOutcome::Irregular(why)) => self.reject_lease(why),
             Ok(ReadOutcome::Missing) | Err(_) => {}
         }
     }
@@ -147,7 +147,7 @@ impl Runner {
             return;
         };
         let again = self.dir.read(Subdirectory::State, &file, CONTROL_BYTES);
-        if let Ok(ReadOutcome::Content(content)) = again
+        if let Ok(ReadOutcome::Regular(content)) = again
             && let Ok(expires) = read_lease(&content)
         {
             self.update_lease(expires);

@@ -20,7 +20,7 @@ const SILENCE_MS: u64 = 120_000;
 /// The session's id: that of an earlier start in this directory, or a new one.
 pub(crate) fn session_id(dir: &SessionDir) -> String {
     let earlier = match dir.read(Subdirectory::State, "state.json", CONTROL_BYTES) {
-        Ok(ReadOutcome::Content(content)) => serde_json::from_slice::<StateFile>(&content).ok(),
+        Ok(ReadOutcome::Regular(content)) => serde_json::from_slice::<StateFile>(&content).ok(),
         _ => None,
     };
     if let Some(state) = earlier.filter(|state| is_id(&state.session_id)) {
@@ -54,7 +54,7 @@ pub(super) fn check_exclusive(dir: &SessionDir) -> Result<(), String> {
 /// Whether a Runner wrote a recent heartbeat and has not announced its end.
 fn has_live_runner(dir: &SessionDir) -> bool {
     let read = |name| match dir.read(Subdirectory::State, name, CONTROL_BYTES) {
-        Ok(ReadOutcome::Content(content)) => Some(content),
+        Ok(ReadOutcome::Regular(content)) => Some(content),
         _ => None,
     };
     let state = read("state.json").and_then(|text| serde_json::from_slice::<StateFile>(&text).ok());

@@ -177,7 +177,7 @@ impl PlaneWorker {
         let (bytes, print) = match found {
             PlaneEntry::Missing => return Ok(()),
             PlaneEntry::Irregular(why) => return self.reject_answer(name, why).await,
-            PlaneEntry::File(bytes, print) => (bytes, print),
+            PlaneEntry::Regular((bytes, print)) => (bytes, print),
         };
         if !self.config.answers {
             let why =

@@ -6,18 +6,19 @@
 
 use std::collections::BinaryHeap;
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, Stat, Uid};
 use rustix::io::Errno;
 
 use marshal_config::FilePlane;
 use marshal_model::limits::{FILE_PLANE_ENTRIES, FILE_PLANE_LOG_BYTES};
 use marshal_model::untrusted::escape_for_display;
+use marshal_sandbox::held_dir::{self, Found, Moved, OPEN_DIR};
 
 /// The subdirectories of the plane's directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -175,15 +176,7 @@ impl FileFingerprint {
 }
 
 /// The entry at a name.
-#[derive(Debug)]
-pub(super) enum PlaneEntry {
-    /// There is no entry.
-    Missing,
-    /// An entry that is never read, with the reason.
-    Irregular(&'static str),
-    /// The content of a regular file.
-    File(Vec<u8>, FileFingerprint),
-}
+pub(super) type PlaneEntry = Found<(Vec<u8>, FileFingerprint)>;
 
 /// The plane's directory and its subdirectories.
 #[derive(Debug)]
@@ -207,11 +200,6 @@ pub(super) fn system(what: &str, doing: &'static str, error: impl Into<io::Error
     }
 }
 
-const DIRECTORY: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
-
 impl Disk {
     /// Opens the directory, and creates missing subdirectories.
     pub(super) fn open(plane: &FilePlane) -> Result<Self, DiskError> {
@@ -228,7 +216,7 @@ impl Disk {
             Err(errno) => return Err(system(&what, "made", errno)),
         };
         let root =
-            rustix::fs::openat(CWD, path, DIRECTORY, Mode::empty()).map_err(
+            rustix::fs::openat(CWD, path, OPEN_DIR, Mode::empty()).map_err(
                 |errno| match errno {
                     Errno::NOTDIR | Errno::LOOP => DiskError::NotADirectory(what.clone()),
                     errno => system(&what, "opened", errno),
@@ -267,7 +255,7 @@ impl Disk {
             Err(errno) => return Err(system(what, "made", errno)),
         };
         let fd =
-            rustix::fs::openat(&self.root, what, DIRECTORY, Mode::empty()).map_err(|errno| {
+            rustix::fs::openat(&self.root, what, OPEN_DIR, Mode::empty()).map_err(|errno| {
                 match errno {
                     Errno::NOTDIR | Errno::LOOP => DiskError::NotADirectory(what.to_owned()),
                     errno => system(what, "opened", errno),
@@ -386,45 +374,13 @@ impl Disk {
 
     /// Reads the file at a name, if it is a regular file of at most `most` bytes.
     pub(super) fn read(&self, area: Area, name: &str, most: u64) -> io::Result<PlaneEntry> {
-        // Checked before the open: opening a pipe could wake a process that waits for a reader.
-        let stat = match rustix::fs::statat(self.fd(area), name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => stat,
-            Err(Errno::NOENT) => return Ok(PlaneEntry::Missing),
-            Err(errno) => return Err(errno.into()),
-        };
-        if let Some(odd) = irregularity(&stat, most) {
-            return Ok(PlaneEntry::Irregular(odd));
-        }
-        let flags =
-            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat(self.fd(area), name, flags, Mode::empty()) {
-            Ok(file) => file,
-            Err(Errno::NOENT) => return Ok(PlaneEntry::Missing),
-            Err(Errno::LOOP) => return Ok(PlaneEntry::Irregular("it is a symbolic link")),
-            Err(Errno::ACCESS | Errno::PERM) => {
-                return Ok(PlaneEntry::Irregular("this user may not read it"));
-            }
-            Err(Errno::NXIO | Errno::NODEV) => {
-                return Ok(PlaneEntry::Irregular("it is not a regular file"));
-            }
-            Err(errno) => return Err(errno.into()),
-        };
-        let stat = rustix::fs::fstat(&file)?;
-        if let Some(odd) = irregularity(&stat, most) {
-            return Ok(PlaneEntry::Irregular(odd));
-        }
-        let mut bytes = Vec::new();
-        let mut limited = File::from(file).take(most.saturating_add(1));
-        limited.read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > most {
-            return Ok(PlaneEntry::Irregular(TOO_LARGE));
-        }
-        Ok(PlaneEntry::File(bytes, FileFingerprint::from_stat(&stat)))
+        let found = held_dir::read(self.fd(area), name, most)?;
+        Ok(found.map(|(bytes, stat)| (bytes, FileFingerprint::from_stat(&stat))))
     }
 
     /// Whether a name exists.
     pub(super) fn has(&self, area: Area, name: &str) -> bool {
-        rustix::fs::statat(self.fd(area), name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+        held_dir::exists(self.fd(area), name).is_ok_and(|exists| exists)
     }
 
     /// Whether a name is a directory.
@@ -446,22 +402,9 @@ impl Disk {
         other: &str,
     ) -> io::Result<bool> {
         let (here, there) = (self.fd(from), self.fd(to));
-        let moved = rustix::fs::renameat_with(here, name, there, other, RenameFlags::NOREPLACE);
-        match moved {
-            Ok(()) => {}
-            Err(Errno::EXIST | Errno::NOENT) => return Ok(false),
-            // Some network file systems do not support RENAME_NOREPLACE.
-            Err(Errno::INVAL | Errno::NOSYS) => {
-                if self.has(to, other) {
-                    return Ok(false);
-                }
-                match rustix::fs::renameat(here, name, there, other) {
-                    Ok(()) => {}
-                    Err(Errno::NOENT) => return Ok(false),
-                    Err(errno) => return Err(errno.into()),
-                }
-            }
-            Err(errno) => return Err(errno.into()),
+        let moved = held_dir::rename_without_replacing((here, name), (there, other))?;
+        if moved != Moved::Yes {
+            return Ok(false);
         }
         rustix::fs::fsync(there)?;
         rustix::fs::fsync(here)?;
@@ -472,13 +415,9 @@ impl Disk {
     pub(super) fn put(&self, area: Area, name: &str, bytes: &[u8]) -> io::Result<FileFingerprint> {
         let dir = self.fd(area);
         let fresh = format!("{FRESH}{}", uuid::Uuid::new_v4().simple());
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(dir, &fresh, flags, Mode::from_raw_mode(0o640))?;
-        let write = || -> io::Result<FileFingerprint> {
-            self.chown_new(&file)?;
-            let mut file = File::from(file.try_clone()?);
-            file.write_all(bytes)?;
+        let mode = Mode::from_raw_mode(0o640);
+        held_dir::write_new(dir, &fresh, mode, bytes, |file| {
+            self.chown_new(file)?;
             file.sync_all()?;
             match rustix::fs::renameat(dir, &fresh, dir, name) {
                 Err(Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST) => {
@@ -488,10 +427,7 @@ impl Disk {
                 done => done?,
             }
             rustix::fs::fsync(dir)?;
-            Ok(FileFingerprint::from_stat(&rustix::fs::fstat(&file)?))
-        };
-        write().inspect_err(|_| {
-            let _ = rustix::fs::unlinkat(dir, &fresh, AtFlags::empty());
+            Ok(FileFingerprint::from_stat(&rustix::fs::fstat(file)?))
         })
     }
 
@@ -513,21 +449,10 @@ impl Disk {
         Ok(true)
     }
 
-    /// Opens a regular file with one name for appending.
+    /// Opens a regular file for appending.
     fn open_for_append(&self, area: Area, name: &str) -> io::Result<Option<File>> {
-        let flags = OFlags::WRONLY
-            | OFlags::APPEND
-            | OFlags::NOFOLLOW
-            | OFlags::NONBLOCK
-            | OFlags::NOCTTY
-            | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat(self.fd(area), name, flags, Mode::empty()) {
-            Ok(file) => file,
-            Err(Errno::NOENT | Errno::LOOP | Errno::NXIO | Errno::ISDIR) => return Ok(None),
-            Err(errno) => return Err(errno.into()),
-        };
-        let is_odd = irregularity(&rustix::fs::fstat(&file)?, u64::MAX).is_some();
-        Ok((!is_odd).then(|| File::from(file)))
+        let found = held_dir::open_append(self.fd(area), name, None)?;
+        Ok(found.map(|(file, _)| file).regular())
     }
 
     /// Flushes a file to the disk.
@@ -561,21 +486,6 @@ impl Disk {
         }
         let mut file = file.ok_or_else(|| io::Error::other("meta.log was replaced"))?;
         file.write_all(line.as_bytes())
-    }
-}
-
-const TOO_LARGE: &str = "it is too large";
-
-/// Returns why an entry is never read; `None` if it can be read.
-#[allow(clippy::cast_sign_loss, reason = "a size is no less than 0")]
-fn irregularity(stat: &Stat, most: u64) -> Option<&'static str> {
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile if stat.st_size as u64 > most => Some(TOO_LARGE),
-        FileType::RegularFile => None,
-        FileType::Directory => Some("it is a directory"),
-        FileType::Symlink => Some("it is a symbolic link"),
-        FileType::Fifo => Some("it is a pipe"),
-        _ => Some("it is not a regular file"),
     }
 }
 

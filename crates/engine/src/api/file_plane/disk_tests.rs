@@ -157,7 +157,7 @@ fn only_regular_files_are_read_and_nothing_blocks() {
     }
     assert_eq!(fs::read_to_string(&secret).expect("still there"), "secret");
     match disk.read(Area::Queue, "second", 10).expect("read") {
-        PlaneEntry::File(_, print) => assert!(!print.has_one_name()),
+        PlaneEntry::Regular((_, print)) => assert!(!print.has_one_name()),
         other => panic!("{other:?}"),
     }
     assert!(matches!(
@@ -220,7 +220,7 @@ fn a_directory_that_was_removed_is_made_again() {
     fs::write(dir.join("queue/a.txt"), "x").expect("written");
     assert!(matches!(
         disk.read(Area::Queue, "a.txt", 10),
-        Ok(PlaneEntry::File(..))
+        Ok(PlaneEntry::Regular(..))
     ));
     fs::rename(dir.join("queue"), dir.join("old")).expect("moved");
     symlink(dir.join("old"), dir.join("queue")).expect("linked");

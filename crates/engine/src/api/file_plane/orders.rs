@@ -70,8 +70,8 @@ impl PlaneWorker {
         let why = match found {
             PlaneEntry::Missing => return Ok(()),
             PlaneEntry::Irregular(why) => why.to_owned(),
-            PlaneEntry::File(_, print) if !print.has_one_name() => HARD_LINKED.to_owned(),
-            PlaneEntry::File(bytes, _) => match schema::parse_cancel(&bytes) {
+            PlaneEntry::Regular((_, print)) if !print.has_one_name() => HARD_LINKED.to_owned(),
+            PlaneEntry::Regular((bytes, _)) => match schema::parse_cancel(&bytes) {
                 Ok(cancel) => {
                     if self.cancel(&cancel).await? {
                         self.with_disk(|disk| disk.remove(Area::Ctl, CLAIMED_CANCEL))
@@ -125,7 +125,7 @@ impl PlaneWorker {
                 false
             }
             PlaneEntry::Irregular(_) => true,
-            PlaneEntry::File(bytes, print) => match read(&bytes) {
+            PlaneEntry::Regular((bytes, print)) => match read(&bytes) {
                 Ok(_) if print.has_one_name() => true,
                 Err(SchemaError::Refused(_)) => true,
                 _ => {
@@ -151,7 +151,7 @@ impl PlaneWorker {
                 return Ok(OrderRead::Nothing);
             }
             PlaneEntry::Irregular(why) => why.to_owned(),
-            PlaneEntry::File(bytes, print) => match read(&bytes) {
+            PlaneEntry::Regular((bytes, print)) => match read(&bytes) {
                 Ok(order) if print.has_one_name() => return Ok(OrderRead::Order(order)),
                 Err(SchemaError::Refused(why)) => why,
                 other => {

@@ -137,7 +137,7 @@ impl DirOwnership {
     /// Whether, by its heartbeat, no other supervisor uses the directory.
     pub(super) fn is_alone(&mut self, seen: &PlaneEntry, now: Instant) -> bool {
         let bytes = match seen {
-            PlaneEntry::File(bytes, _) => bytes,
+            PlaneEntry::Regular((bytes, _)) => bytes,
             PlaneEntry::Missing | PlaneEntry::Irregular(_) => return true,
         };
         let holder = serde_json::from_slice::<Heartbeat>(bytes).map(|beat| beat.holder);

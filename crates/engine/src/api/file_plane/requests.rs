@@ -142,7 +142,7 @@ impl PlaneWorker {
                     .await?;
                 return Ok(QueueOutcome::Handled);
             }
-            PlaneEntry::File(bytes, print) => (bytes, print),
+            PlaneEntry::Regular((bytes, print)) => (bytes, print),
         };
         let now = Instant::now();
         let is_settled = self.settling.is_settled(Area::Queue, &file, &print, now);
@@ -257,7 +257,7 @@ impl PlaneWorker {
             }
             (false, None | Some(PlaneEntry::Missing)) => return Ok(()), // Somebody took it back.
             (false, Some(PlaneEntry::Irregular(why))) => SchemaError::Broken(why.to_owned()),
-            (false, Some(PlaneEntry::File(bytes, _))) => {
+            (false, Some(PlaneEntry::Regular((bytes, _)))) => {
                 match schema::parse_request(name, &bytes) {
                     Ok(request) => {
                         self.track(
@@ -321,7 +321,7 @@ impl PlaneWorker {
         let request = match found {
             PlaneEntry::Missing => return Ok(()),
             PlaneEntry::Irregular(why) => Err(why.to_owned()),
-            PlaneEntry::File(bytes, _) => {
+            PlaneEntry::Regular((bytes, _)) => {
                 schema::parse_request(name, &bytes).map_err(|fault| fault.why().to_owned())
             }
         };

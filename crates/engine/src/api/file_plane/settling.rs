@@ -73,7 +73,7 @@ mod tests {
 
     fn print(disk: &Disk) -> FileFingerprint {
         match disk.read(Area::Queue, "a.txt", 100).expect("read") {
-            PlaneEntry::File(_, print) => print,
+            PlaneEntry::Regular((_, print)) => print,
             other => panic!("{other:?}"),
         }
     }
