@@ -145,16 +145,17 @@ impl Permissions {
             }
             return reject_as_ended(reply);
         }
+        if answer.decision == Decision::Allow
+            && at.is_read_only()
+            && let Some(reply) = reply
+        {
+            return reply.send(Err(AnswerError::ReadOnly));
+        }
         let delegated = |of: &PendingApproval| of.requests.iter().any(|of| at.is_delegated(of));
         if answer.decision != Decision::Allow || !pending.is_some_and(delegated) {
             // A refusal does not wait for the confirmation of an earlier answer.
             self.cancel_confirmation(id);
             return self.finish_answer(id, answer, reply, at);
-        }
-        if at.is_read_only()
-            && let Some(reply) = reply
-        {
-            return reply.send(Err(AnswerError::ReadOnly));
         }
         self.confirm(id, answer, reply, at);
     }

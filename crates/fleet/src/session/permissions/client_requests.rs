@@ -10,6 +10,7 @@ use super::{decide, masking};
 use crate::channel::{ClientSetup, ClientUpdate};
 use crate::messages::ChannelMsg;
 use crate::session::state::SessionState;
+use crate::session::turn::task_run::TaskRun;
 use crate::session::workspace::prepare::PreparedSession;
 use crate::setup::{PoolShared, Shared};
 use marshal_model::{
@@ -85,10 +86,7 @@ impl SessionState {
             return;
         }
         let denied = deny_turn.then(|| verdict.clone());
-        let turn_ended = match &self.task {
-            Some(task) => task.turn_is_over(),
-            None => !self.has_open_command(),
-        };
+        let turn_ended = self.task.as_ref().is_none_or(TaskRun::turn_is_over);
         let verdict = match (verdict.decision, place) {
             (Decision::Allow, _) if turn_ended => Err(ClientError::new(
                 ClientErrorKind::Cancelled,

@@ -39,8 +39,8 @@ impl SessionState {
 
     /// Ends the turn, if it is in its grace period.
     pub(crate) fn grace_ended(&mut self, number: u64) {
-        let grace = self.task.as_mut().and_then(|task| task.grace.take());
-        if grace.is_some() && number == self.task_number {
+        let task = self.task.as_mut().filter(|_| number == self.task_number);
+        if task.and_then(|task| task.grace.take()).is_some() {
             self.cancel(STOPPED_BY_PERSON);
         }
     }
