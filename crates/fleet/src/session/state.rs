@@ -427,7 +427,7 @@ impl SessionState {
             }
             OnDurable::FinishTurn
                 if self.scope() == SessionScope::Slot
-                    && self.budget.park_reason.is_none()
+                    && !self.parks_after_task()
                     && !self.must_end_tool() =>
             {
                 self.finish_turn();

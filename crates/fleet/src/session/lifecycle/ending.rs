@@ -496,7 +496,7 @@ impl SessionState {
             cancelled: is_cancelled,
             limit: task.limit,
             awaits_approval: released.clone(),
-            park_reason: self.budget.park_reason.take(),
+            park_reason: task.park_reason,
             failure: task.failure,
             given_back: gives_back.then(|| self.to_stored()),
             idle_session: stays_idle.then(|| self.to_idle_session()),

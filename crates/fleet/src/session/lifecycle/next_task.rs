@@ -302,7 +302,10 @@ impl SessionState {
                 let _ = to.send_message(SessionMsg::IdleTimeout(task));
             }))
         });
-        self.phase = Phase::Idle { _unload: unload };
+        // One that waits already goes on.
+        if unload.is_some() || !self.phase.is_idle() {
+            self.phase = Phase::Idle { _unload: unload };
+        }
     }
 
     /// Whether a new child would remember what this one was told, which may be nothing yet.

@@ -48,8 +48,6 @@ pub(crate) struct BudgetCounters {
     recent: VecDeque<Instant>,
     /// Fires when the turn's time is spent.
     timer: Option<AbortHandle>,
-    /// The slot parks when the turn has ended; the reason.
-    pub(crate) park_reason: Option<String>,
 }
 
 impl Drop for BudgetCounters {
@@ -76,7 +74,6 @@ impl BudgetCounters {
             denies_in_a_row: 0,
             recent: VecDeque::new(),
             timer: None,
-            park_reason: None,
         }
     }
 
@@ -169,7 +166,6 @@ impl SessionState {
         }
         counters.began = Some(clock::now());
         (counters.allows, counters.denies, counters.denies_in_a_row) = (0, 0, 0);
-        counters.park_reason = None;
         let Some(seconds) = budget.turn_seconds else {
             return;
         };
@@ -217,15 +213,27 @@ impl SessionState {
             .count_decision(decided.verdict.decision, &budget);
         if let Some(spent) = decided.spent {
             self.budget.spend.notify_once(&spent);
-            if spent.action == BudgetAction::Park {
-                self.budget.park_reason = Some(spent.to_string());
-            }
+            self.park_after(&spent);
         }
         let row = self.budget.denies_in_a_row;
         if decided.verdict.decision != Decision::Allow && budget.ends_turn_after(row) {
             decided.deny_turn = true;
             self.budget.spend.notify_once(&denials(row));
         }
+    }
+
+    /// The slot parks when the task has ended, where the budget says so.
+    fn park_after(&mut self, spent: &SpentBudget) {
+        if spent.action == BudgetAction::Park
+            && let Some(task) = &mut self.task
+        {
+            task.park_reason = Some(spent.to_string());
+        }
+    }
+
+    pub(crate) fn parks_after_task(&self) -> bool {
+        let parks = |task: &TaskRun| task.park_reason.is_some();
+        self.task.as_ref().is_some_and(parks)
     }
 
     /// Ends the turn because of a denial.
@@ -252,9 +260,7 @@ impl SessionState {
             return;
         }
         self.budget.spend.notify_once(spent);
-        if spent.action == BudgetAction::Park {
-            self.budget.park_reason = Some(spent.to_string());
-        }
+        self.park_after(spent);
         self.interrupt(TurnOutcome::Limited, spent.to_string());
     }
 

@@ -35,6 +35,8 @@ pub(crate) struct TaskRun {
     /// Why it could not start or go on.
     pub(crate) failure: Option<String>,
     pub(crate) tally: Tally,
+    /// The spent budget because of which the slot parks when the task has ended.
+    pub(crate) park_reason: Option<String>,
     /// The grace period of a running tool call after a person stopped the turn.
     pub(crate) grace: Option<AbortOnDropHandle<()>>,
 }
