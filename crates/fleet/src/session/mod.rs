@@ -3,8 +3,8 @@
 //!
 //! Owns the order of events (sequence numbers), the running turn, and the answer to every
 //! permission request. Stamps and journals what the Channel reports. What must be durable first
-//! happens only after it is durable. Must not know how a child is started or stopped, nor which
-//! task comes next.
+//! happens only after it is durable. Must not know how a process is
+//! started or stopped, nor which task comes next.
 
 mod lifecycle;
 mod outbox;

@@ -16,7 +16,7 @@ use super::turn::task_run::{TaskRun, TurnEnd};
 use super::workspace::sandbox_gaps;
 use super::{ConversationArgs, PreparedSession, Work};
 use crate::clock;
-use crate::messages::{ChannelEvent, ChannelMsg, PoolMsg, SessionRef};
+use crate::messages::{ChannelEvent, ChannelMsg, PoolMsg, SessionMsg, SessionRef};
 use crate::setup::{PoolShared, Shared};
 use marshal_config::SessionScope;
 use marshal_dialect::Command;
@@ -31,17 +31,18 @@ pub(super) const DETAIL_WIDTH: usize = 300;
 
 /// The phase of a session.
 pub(super) enum Phase {
-    /// Home and workspace are being prepared.
+    /// Home and workspace are being prepared, or the workspace is recorded before a further task.
     Preparing,
-    /// The child starts and performs its handshake.
+    /// The child starts and performs its handshake, or the prompt waits for the transcript.
     Opening,
-    /// The prompt waits to be durable.
+    /// The prompt waits to be durable, or for a command that was sent before it.
     Prompting,
     /// The turn runs.
     Turn,
-    /// The turn has ended; its end waits to be durable, then the child is stopped.
+    /// The turn has ended; its end waits to be durable. With `session = "task"` the child is stopped
+    /// then.
     Ending,
-    /// The child has ended; the check runs until this is dropped.
+    /// The check runs until this is dropped.
     Checking { _check: AbortOnDropHandle<()> },
     /// The workspace is being surveyed.
     Surveying {
@@ -137,7 +138,99 @@ impl SessionState {
         });
     }
 
-    pub(super) fn handle_channel_event(&mut self, item: ChannelEvent) {
+    /// Handles a message; `true` if the session has ended.
+    pub(super) fn handle_message(&mut self, message: SessionMsg) -> bool {
+        let waits = matches!(
+            message,
+            SessionMsg::Batch { .. }
+                | SessionMsg::Durable { .. }
+                | SessionMsg::Flush
+                | SessionMsg::FilesObserved(_)
+                | SessionMsg::TreeSettled(_)
+        );
+        if !waits {
+            self.release_turn_end();
+        }
+        match message {
+            SessionMsg::Prepared(prepared) => {
+                return self.handle_prepared(*prepared);
+            }
+            SessionMsg::Batch { items, credit } => {
+                if let Some(measured) = &self.agent.measured {
+                    measured.mark_active();
+                }
+                for item in items {
+                    self.handle_channel_event(item);
+                }
+                self.detect_probe_answer();
+                self.outbox.hold_credit(credit);
+            }
+            SessionMsg::ChannelEnded(end) => self.channel_ended(*end),
+            SessionMsg::Durable { after, bytes } => {
+                self.outbox.commit_finished();
+                self.outbox.add_journalled(bytes);
+                if self.outbox.exceeds_quota() {
+                    self.journal_quota_exceeded();
+                }
+                for step in after {
+                    self.run_durable_step(step);
+                }
+            }
+            SessionMsg::Rejected(why) => self.commit_rejected(&why),
+            SessionMsg::Flush => self.outbox.retry_elapsed(),
+            SessionMsg::CheckEnded(check) => self.check_ended(*check),
+            SessionMsg::FilesObserved(found) => self.record_observed_files(found),
+            SessionMsg::TreeSettled(settled) => self.tree_settled(settled.map(|settled| *settled)),
+            SessionMsg::ReleaseTurnEnd => {}
+            SessionMsg::WorkspaceSurveyed(survey) => return self.report(*survey),
+            SessionMsg::ClientAnswered {
+                request_id: request,
+                reply,
+            } => self.client_answered(&request, reply),
+            SessionMsg::ApproverAnswered {
+                request_id: request,
+                answer,
+                reply,
+            } => self.answer_from_approver(&request, *answer, reply),
+            SessionMsg::Set { setting, reply } => self.change_setting(setting, reply),
+            SessionMsg::Command { order, reply } => self.handle_command(order, reply),
+            SessionMsg::BudgetSpent { spent, turn } => self.end_turn_for_budget(&spent, turn),
+            SessionMsg::ApprovalExpired(request) => self.approval_expired(&request),
+            SessionMsg::DelegateAnswered {
+                request_id: request,
+                answer,
+            } => self.step_permissions(|of, at| of.delegate_answered(&request, answer, at)),
+            SessionMsg::DelegateConfirmed {
+                request_id: request,
+                answer,
+            } => self.step_permissions(|of, at| of.delegate_confirmed(&request, answer, at)),
+            SessionMsg::DiskLimitExceeded(why) => self.disk_limit_exceeded(why),
+            SessionMsg::NextTask(work) => self.start_next_task(*work),
+            SessionMsg::WorkspaceRecorded(before) => self.workspace_recorded(*before),
+            SessionMsg::Load => self.load(),
+            SessionMsg::Close { for_good, now } => self.close(for_good, now),
+            SessionMsg::CleanedUp(found) => {
+                self.record_quarantined(&found);
+                self.finish_close();
+                return true;
+            }
+            SessionMsg::AppendEvent { event, rows, done } => self.append_event(*event, rows, done),
+            SessionMsg::Cancel { why } => self.cancel(&why),
+            SessionMsg::Interrupt => self.interrupt_gracefully(),
+            SessionMsg::GraceEnded(task) => self.grace_ended(task),
+            SessionMsg::TranscriptRead(text) => self.transcript_read(text),
+            SessionMsg::IdleTimeout(task) => self.unload_child(task),
+            SessionMsg::Drain => {
+                if self.task.as_ref().is_some_and(|task| !task.accepted) {
+                    self.stop_task(false);
+                }
+            }
+            SessionMsg::Stop { now } => self.stop_task(now),
+        }
+        false
+    }
+
+    fn handle_channel_event(&mut self, item: ChannelEvent) {
         self.release_turn_end();
         match item {
             ChannelEvent::Started {
@@ -205,7 +298,9 @@ impl SessionState {
     pub(super) fn handle_event(&mut self, event: Event) {
         self.agent.settings.record_event(&event);
         self.record_reported_usage(&event);
-        if let Some(task) = &mut self.task {
+        // What a command writes that was sent before the prompt is not the task's.
+        let is_of_task = matches!(self.phase, Phase::Turn) || !self.has_open_command();
+        if let Some(task) = self.task.as_mut().filter(|_| is_of_task) {
             let was_silent = !task.tally.has_output();
             task.tally.add_event(&event);
             if was_silent && task.begun.is_some() && task.tally.has_output() {
@@ -353,7 +448,7 @@ impl SessionState {
     pub(super) fn run_durable_step(&mut self, step: OnDurable) {
         match step {
             OnDurable::SendPrompt => {
-                if !matches!(self.phase, Phase::Prompting) {
+                if !matches!(self.phase, Phase::Prompting) || self.agent.channel.is_none() {
                     return; // The child ended before its prompt was sent.
                 }
                 if self.delay_prompt() {

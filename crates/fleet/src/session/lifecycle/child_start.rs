@@ -38,6 +38,7 @@ impl SessionState {
             return false; // Its close is under way.
         }
         let is_halted = self.task.as_ref().is_some_and(|task| task.halt.is_some());
+        let is_continued = self.is_continued();
         match (prepared, &mut self.task) {
             (Ok(prepared), _) => {
                 self.workspace.prepared = Some(prepared);
@@ -53,16 +54,14 @@ impl SessionState {
                 self.return_unprepared();
                 return true;
             }
-            (Err(_), Some(_)) if is_halted && self.conversation.is_some() => self.give_back(),
+            (Err(_), Some(_)) if is_halted && is_continued => self.give_back(),
             (Err(_), Some(_)) if is_halted => self.survey(),
             (Err(error), Some(task)) => {
                 if error.is_slot_fault() {
                     task.end = Some(ChannelEnd::not_planned(&error.to_string()));
                 }
                 task.failure = Some(error.to_string());
-                // A failed preparation must not discard what an earlier start left.
-                let stays = self.workspace.was_stored || self.conversation.is_some();
-                if stays && !error.is_permanent() {
+                if is_continued && !error.is_permanent() {
                     self.give_back();
                 } else {
                     self.survey();
@@ -70,6 +69,11 @@ impl SessionState {
             }
         }
         false
+    }
+
+    /// Whether the session was there before: a failed preparation must not discard what it left.
+    pub(crate) const fn is_continued(&self) -> bool {
+        self.workspace.was_stored || self.conversation.is_some()
     }
 
     /// Starts a child, for a new session or to load this one again.

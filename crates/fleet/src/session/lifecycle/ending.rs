@@ -23,99 +23,7 @@ use marshal_model::{Event, ExitClass, TurnOutcome, Usage};
 pub use marshal_model::PROMPT_NOT_WRITTEN;
 
 impl SessionState {
-    /// Handles a message; `true` if the session has ended.
-    pub(crate) fn handle_message(&mut self, message: SessionMsg) -> bool {
-        let waits = matches!(
-            message,
-            SessionMsg::Batch { .. }
-                | SessionMsg::Durable { .. }
-                | SessionMsg::Flush
-                | SessionMsg::FilesObserved(_)
-                | SessionMsg::TreeSettled(_)
-        );
-        if !waits {
-            self.release_turn_end();
-        }
-        match message {
-            SessionMsg::Prepared(prepared) => {
-                return self.handle_prepared(*prepared);
-            }
-            SessionMsg::Batch { items, credit } => {
-                if let Some(measured) = &self.agent.measured {
-                    measured.mark_active();
-                }
-                for item in items {
-                    self.handle_channel_event(item);
-                }
-                self.detect_probe_answer();
-                self.outbox.hold_credit(credit);
-            }
-            SessionMsg::ChannelEnded(end) => self.channel_ended(*end),
-            SessionMsg::Durable { after, bytes } => {
-                self.outbox.commit_finished();
-                self.outbox.add_journalled(bytes);
-                if self.outbox.exceeds_quota() {
-                    self.journal_quota_exceeded();
-                }
-                for step in after {
-                    self.run_durable_step(step);
-                }
-            }
-            SessionMsg::Rejected(why) => self.commit_rejected(&why),
-            SessionMsg::Flush => self.outbox.retry_elapsed(),
-            SessionMsg::CheckEnded(check) => self.check_ended(*check),
-            SessionMsg::FilesObserved(found) => self.record_observed_files(found),
-            SessionMsg::TreeSettled(settled) => self.tree_settled(settled.map(|settled| *settled)),
-            SessionMsg::ReleaseTurnEnd => {}
-            SessionMsg::WorkspaceSurveyed(survey) => return self.report(*survey),
-            SessionMsg::ClientAnswered {
-                request_id: request,
-                reply,
-            } => self.client_answered(&request, reply),
-            SessionMsg::ApproverAnswered {
-                request_id: request,
-                answer,
-                reply,
-            } => self.answer_from_approver(&request, *answer, reply),
-            SessionMsg::Set { setting, reply } => self.change_setting(setting, reply),
-            SessionMsg::Command { order, reply } => self.handle_command(order, reply),
-            SessionMsg::BudgetSpent { spent, turn } => self.end_turn_for_budget(&spent, turn),
-            SessionMsg::ApprovalExpired(request) => self.approval_expired(&request),
-            SessionMsg::DelegateAnswered {
-                request_id: request,
-                answer,
-            } => self.step_permissions(|of, at| of.delegate_answered(&request, answer, at)),
-            SessionMsg::DelegateConfirmed {
-                request_id: request,
-                answer,
-            } => self.step_permissions(|of, at| of.delegate_confirmed(&request, answer, at)),
-            SessionMsg::DiskLimitExceeded(why) => self.disk_limit_exceeded(why),
-            SessionMsg::NextTask(work) => self.start_next_task(*work),
-            SessionMsg::WorkspaceRecorded(before) => self.workspace_recorded(*before),
-            SessionMsg::Load => self.load(),
-            SessionMsg::Close { for_good, now } => self.close(for_good, now),
-            SessionMsg::CleanedUp(found) => {
-                self.record_quarantined(&found);
-                self.finish_close();
-                return true;
-            }
-            SessionMsg::AppendEvent { event, rows, done } => self.append_event(*event, rows, done),
-            SessionMsg::Cancel { why } => self.cancel(&why),
-            SessionMsg::Interrupt => self.interrupt_gracefully(),
-            SessionMsg::GraceEnded(task) => self.grace_ended(task),
-            SessionMsg::TranscriptRead(text) => self.transcript_read(text),
-            SessionMsg::IdleTimeout(task) => self.unload_child(task),
-            SessionMsg::Drain => {
-                if self.task.as_ref().is_some_and(|task| !task.accepted) {
-                    self.stop_task(false);
-                }
-            }
-            SessionMsg::Stop { now } => self.stop_task(now),
-        }
-        false
-    }
-
-    fn stop_task(&mut self, now: bool) {
+    pub(crate) fn stop_task(&mut self, now: bool) {
         if let Some(task) = &mut self.task {
             task.halt(Halt::Stopped);
         }
@@ -126,7 +34,7 @@ impl SessionState {
 
     /// The journal rejected a commit, so it will reject every later one. Nothing of this session
     /// can be recorded any more, and nothing that it waits for becomes durable.
-    fn commit_rejected(&mut self, why: &str) {
+    pub(crate) fn commit_rejected(&mut self, why: &str) {
         tracing::error!(why, "the journal rejected a commit");
         self.outbox.commit_finished();
         if self.outbox.give_up() {
@@ -141,6 +49,8 @@ impl SessionState {
             // Its report ends the session.
         } else if has_child {
             self.stop(true);
+        } else if self.workspace.prepared.is_none() && self.is_continued() {
+            self.give_back();
         } else {
             self.survey();
         }
@@ -176,7 +86,7 @@ impl SessionState {
 
     /// The session exceeds its journal quota. Its child is killed at once: during the stop ladder
     /// it would write on.
-    fn journal_quota_exceeded(&mut self) {
+    pub(crate) fn journal_quota_exceeded(&mut self) {
         let has_child = self.agent.channel.is_some() && !self.child_has_ended();
         if !has_child || self.agent.over_quota.is_some() {
             return;
@@ -224,8 +134,7 @@ impl SessionState {
         }
     }
 
-    /// The dialect cancelled the running turn: the agent has been told; everything else is as with
-    /// a cancel of the session's.
+    /// The dialect cancelled the running turn: the agent has been told.
     pub(crate) fn turn_cancelling(&mut self) {
         if !matches!(self.phase, Phase::Turn) {
             return;
@@ -236,6 +145,7 @@ impl SessionState {
         let why =
             "a denial cancelled the turn, because the agent offers no option to deny the request";
         task.ending = Some((TurnOutcome::Cancelled, why.to_owned()));
+        task.leaves_tool = true;
         self.notify_pool(SlotEvent::CancelSent, None);
     }
 
@@ -271,7 +181,11 @@ impl SessionState {
         self.agent.resumption.transcript.child_ended();
         self.agent.denials = std::mem::take(&mut end.denials);
         self.cancel_approvals("the agent ended before this was decided");
-        self.permissions.forget_turn_answers();
+        self.end_turn_budget();
+        for call in self.permissions.end_turn() {
+            self.handle_unrequested_call(&call, ReportedResult::NotDone);
+        }
+        self.permissions.requests.forget_engine_calls();
         self.end_open_turn(&end);
         self.permissions.requests.clear_open();
         // Dropping the sender notifies whoever waits.
@@ -315,10 +229,7 @@ impl SessionState {
         };
         task.grace = None;
         let (outcome, why) = if task.begun.is_some() {
-            for call in self.permissions.end_turn() {
-                self.handle_unrequested_call(&call, ReportedResult::NotDone);
-            }
-            let ending = self.task.as_mut().and_then(|task| task.ending.take());
+            let ending = task.ending.take();
             let (outcome, why) = ending.unwrap_or_else(|| {
                 let limited = self.detect_rate_limit(TurnOutcome::Lost, || end.shows_rate_limit);
                 let why = end.detail.clone();
@@ -417,7 +328,7 @@ impl SessionState {
         });
     }
 
-    fn record_quarantined(&mut self, found: &Result<Vec<QuarantinedPath>, String>) {
+    pub(crate) fn record_quarantined(&mut self, found: &Result<Vec<QuarantinedPath>, String>) {
         let session = &self.work.session;
         match found {
             Ok(found) => {

@@ -336,6 +336,7 @@ impl SessionState {
     pub(crate) fn report_child_exit(&mut self, end: ChannelEnd) {
         self.phase = Phase::Idle { _unload: None };
         self.agent.channel = None;
+        self.agent.ready = None;
         let idle_session = self.to_idle_session();
         let _ = self.pool_ref.send_message(PoolMsg::ChildExited {
             index: self.work.slot.index,
@@ -349,7 +350,8 @@ impl SessionState {
         if self.phase.is_closing() && self.agent.channel.is_none() {
             return; // Its close is under way.
         }
-        let for_good = for_good || !self.may_be_loaded();
+        let was_for_good = matches!(self.phase, Phase::Closing { for_good: true });
+        let for_good = for_good || was_for_good || !self.may_be_loaded();
         self.phase = Phase::Closing { for_good };
         self.workspace.preparing.cancel();
         self.agent.ready = None;

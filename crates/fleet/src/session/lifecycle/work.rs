@@ -352,7 +352,11 @@ pub(crate) fn survey(
             Some(observer) => observer.finish().await.unzip(),
             None => (settled, None),
         };
-        let mut survey: Survey = ambient.run_blocking(work).await.unwrap_or_default();
+        let survey = ambient.run_blocking(work).await;
+        let mut survey = survey.unwrap_or_else(|_| Survey {
+            quarantined: Err("the survey of the workspace was interrupted".to_owned()),
+            ..Survey::default()
+        });
         let mut observed = observed.take().unwrap_or_default();
         if let Some(versions) = versions {
             let author = match &tree {

@@ -305,7 +305,7 @@ impl Permissions {
         self.pending.get_mut(id)
     }
 
-    /// The approval that has been pending for the longest time.
+    /// The approval with the first id; ids are ordered by time.
     pub(crate) fn first_pending(&self) -> Option<&PermissionRequestId> {
         self.pending.keys().next()
     }
@@ -395,7 +395,7 @@ impl Permissions {
         }
     }
 
-    /// Ends an approval. Every approval ends here.
+    /// Ends a pending approval. Every one of them ends here.
     pub(super) fn end_approval(&mut self, id: &PermissionRequestId, end: &ApprovalEnd) {
         let Some(pending) = self.pending.remove(id) else {
             return;
@@ -433,8 +433,10 @@ impl Permissions {
 
     /// Denies a request that is not recorded yet.
     pub(super) fn deny_unrecorded(&mut self, mut request: PendingRequest, end: &ApprovalEnd) {
-        // A move of the shell that may already have happened is not undone.
-        request.decided.moved = CwdChange::Unchanged;
+        // A move of the shell that was allowed may already have happened, and is not undone.
+        if request.decided.verdict.decision != Decision::Ask {
+            request.decided.moved = CwdChange::Unchanged;
+        }
         self.record(&request);
         self.end_request(request, end);
     }

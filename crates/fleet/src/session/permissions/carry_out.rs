@@ -444,7 +444,7 @@ impl SessionState {
         }
     }
 
-    /// Logs and counts a durable verdict.
+    /// Reports a durable verdict.
     pub(crate) fn log_verdict(&self, verdict: &Verdict, class: ToolClass, asked_at: Instant) {
         PermissionDecided {
             slot: &self.work.slot,

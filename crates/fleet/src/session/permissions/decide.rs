@@ -6,7 +6,7 @@
 //! What is denied, by the rule name on record:
 //!
 //! - `engine_error`: a rule panics. The session continues.
-//! - `limits.eval_ms`: the decision needs too much work or time (`engine.rs`).
+//! - `limits.eval_ms`: the decision needs too much work or time (`evaluation_limits.rs`).
 //! - `malformed`: the input is empty, has a duplicate key, a NUL or a wrong type. ACP has no input
 //!   of a fixed form, so there such a request is an unknown tool.
 //! - `unknown_tool`: no table knows the tool. The policy decides what follows.

@@ -688,6 +688,21 @@ fn the_delegate_can_only_be_stricter() {
             .delegate("a", answer)
             .expect(lines);
     }
+    // A move of the shell that it denies does not leave the shell's directory unknown.
+    let mut table = delegated();
+    table.permissions.settings.shell_cwd = ShellCwd::Sticky;
+    let moves = || {
+        let mut moving = request("a", Decision::Ask);
+        moving.decided.moved = CwdChange::OneOf(vec!["/w/a".to_owned()]);
+        moving
+    };
+    let directory = &mut table.permissions.requests.directory;
+    directory.record_decision(ShellCwd::Sticky, &moves().decided.moved, Decision::Ask);
+    table
+        .step(|permissions, at| permissions.decided(moves(), at))
+        .delegate("a", Ok(Decision::Deny));
+    let directory = format!("{:?}", table.permissions.requests.directory);
+    assert_eq!(directory, format!("{:?}", ShellDirectory::default()));
     // A denial of the policy needs no delegate, and a late answer changes nothing.
     delegated()
         .decided("a", Decision::Deny)

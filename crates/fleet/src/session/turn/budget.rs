@@ -208,6 +208,9 @@ impl SessionState {
 
     /// Counts a verdict. A turn that reaches its limit of denials ends.
     pub(crate) fn count_verdict(&mut self, decided: &mut DecidedRequest) {
+        if decided.verdict.decided_by == DecidedBy::Gone {
+            return; // Nobody denied it.
+        }
         let budget = self.policy_budget();
         self.budget
             .count_decision(decided.verdict.decision, &budget);

@@ -151,9 +151,10 @@ impl SessionState {
         {
             return;
         }
-        let Some(task) = self.task.as_mut().filter(|task| task.ending.is_none()) else {
-            return;
-        };
+        let Some(task) = &mut self.task else { return };
+        if task.ending.is_some() {
+            return self.stop(false);
+        }
         match why {
             None => self.accept_prompt(),
             Some(why) => {
