@@ -16,6 +16,7 @@ use super::slot_history::SlotHistory;
 use marshal_config::{Config, Degradable, Pool};
 use marshal_model::{PoolPhase, SlotId, SlotState};
 use marshal_proxy::model_proxy::Upstream;
+use marshal_sandbox::workspace::Masks;
 use marshal_telemetry::PoolMeters;
 
 /// Builds the shared state of each pool.
@@ -34,6 +35,12 @@ pub(super) fn build_pools(
             !missing.contains(&Degradable::Landlock)
         });
         let extractor = setup.extractors.get(config.name.as_str());
+        // Compiled once: it takes more memory than a session.
+        let masks = Masks::new(&config.workspace.mask).map_err(|source| StartError::Mask {
+            pool: pool(),
+            source,
+        })?;
+        let masks = Arc::new(masks);
         let shared = PoolShared {
             policy: PoolPolicy::new(in_force, place),
             sandbox: sandbox.cloned().ok_or_else(|| StartError::NoSandbox {
@@ -45,12 +52,8 @@ pub(super) fn build_pools(
                 .cloned()
                 .ok_or_else(|| StartError::NoExtractor(pool()))?,
             mask: Arc::clone(&setup.mask),
-            outside_writes: OutsideWrites::new(&config.workspace)
-                .map_err(|source| StartError::Mask {
-                    pool: pool(),
-                    source,
-                })?
-                .map(Arc::new),
+            outside_writes: OutsideWrites::new(&config.workspace, &masks).map(Arc::new),
+            workspace_masks: masks,
             delegate: build_delegate(&setup.config, config)?,
             meters: PoolMeters::new(&config.name),
             ledger: Arc::new(Ledger::open(

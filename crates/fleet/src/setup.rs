@@ -48,6 +48,7 @@ use marshal_policy::extract::Extractor;
 use marshal_proxy::model_proxy::Upstream;
 use marshal_sandbox::state_dir::StateDir;
 use marshal_sandbox::uids::SlotUids;
+use marshal_sandbox::workspace::Masks;
 use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
 use marshal_store::Store;
 use marshal_telemetry::event::task::PoolSampled;
@@ -251,6 +252,8 @@ pub(crate) struct PoolShared {
     pub(crate) mask: Arc<ArcSwap<Mask>>,
     /// What the supervisor writes for agents that see the workspace read-only.
     pub(crate) outside_writes: Option<Arc<OutsideWrites>>,
+    /// The files of the workspace that agents do not see.
+    pub(crate) workspace_masks: Arc<Masks>,
     /// An external decider that may be stricter than the policy.
     pub(crate) delegate: Option<Arc<Delegate>>,
     pub(crate) meters: PoolMeters,

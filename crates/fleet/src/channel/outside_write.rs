@@ -4,28 +4,27 @@
 //! obey. Inside, the read-only mount and the mounts over hidden files would decide that. Must not
 //! know who requested the write.
 
+use std::sync::Arc;
+
 use marshal_config::{Workspace, WorkspaceMode};
 use marshal_model::{ClientError, ClientErrorKind};
-use marshal_sandbox::workspace::{MaskError, Masks};
+use marshal_sandbox::workspace::Masks;
 
 /// Which files of a read-only workspace may be written from outside.
 #[derive(Debug)]
 pub(crate) struct OutsideWrites {
-    masks: Masks,
+    masks: Arc<Masks>,
     /// The only visible paths; empty: all of them.
     slice: Vec<String>,
 }
 
 impl OutsideWrites {
-    /// `None` if the workspace is written inside the sandbox.
-    pub(crate) fn new(workspace: &Workspace) -> Result<Option<Self>, MaskError> {
-        if workspace.mode != WorkspaceMode::Ro {
-            return Ok(None);
-        }
-        Ok(Some(Self {
-            masks: Masks::new(&workspace.mask)?,
+    /// `None` if the workspace is written inside the sandbox. `masks` are the workspace's.
+    pub(crate) fn new(workspace: &Workspace, masks: &Arc<Masks>) -> Option<Self> {
+        (workspace.mode == WorkspaceMode::Ro).then(|| Self {
+            masks: Arc::clone(masks),
             slice: workspace.slice.clone(),
-        }))
+        })
     }
 
     /// The visible directory that has a path below the workspace, which is a mount of its own; empty
@@ -65,7 +64,8 @@ mod tests {
     fn what_is_hidden_elsewhere_or_obeyed_is_not_written() {
         let writes = |mask: &[&str], slice: &[&str]| OutsideWrites {
             masks: Masks::new(&mask.iter().map(ToString::to_string).collect::<Vec<_>>())
-                .expect("patterns"),
+                .expect("patterns")
+                .into(),
             slice: slice.iter().map(ToString::to_string).collect(),
         };
         let refused = |of: &OutsideWrites, below: &str| {

@@ -8,6 +8,7 @@
 mod copier;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -32,7 +33,7 @@ pub enum Listing {
     /// The files that git listed, and `.git` itself.
     Git(FileList),
     /// All files except those that the mask hides; `.git` only if it is a directory.
-    Except(Masks),
+    Except(Arc<Masks>),
 }
 
 /// The limits of a copy.

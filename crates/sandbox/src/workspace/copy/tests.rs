@@ -50,7 +50,7 @@ impl Place {
     fn everything(&self, name: &str) -> CopyReport {
         self.make(
             name,
-            &Listing::Except(Masks::default()),
+            &Listing::Except(Arc::default()),
             CopyBounds::default(),
         )
         .unwrap()
@@ -161,11 +161,7 @@ fn a_copy_has_the_same_files_rights_and_times_and_belongs_to_the_slot() {
             assert_eq!((meta.uid(), meta.gid()), (OWNER.uid, OWNER.gid), "{path}");
         }
     }
-    let again = place.make(
-        "s",
-        &Listing::Except(Masks::default()),
-        CopyBounds::default(),
-    );
+    let again = place.make("s", &Listing::Except(Arc::default()), CopyBounds::default());
     assert!(matches!(again, Err(CopyError::Exists { .. })));
 }
 
@@ -282,7 +278,7 @@ fn a_copy_beyond_a_bound_fails_with_a_hint_and_leaves_nothing() {
         assert!(error.to_string().contains("\"ro\""), "{error}");
         assert!(place.is_clean());
     };
-    for listing in [Listing::Except(Masks::default()), Listing::Git(list())] {
+    for listing in [Listing::Except(Arc::default()), Listing::Git(list())] {
         check(&listing, 1000, 1000);
         check(&listing, 99, 1000);
         check(&listing, 1 << 20, 11);
@@ -290,14 +286,14 @@ fn a_copy_beyond_a_bound_fails_with_a_hint_and_leaves_nothing() {
     }
     let sparse = std::fs::File::create(place.at("d/sparse")).unwrap();
     sparse.set_len(1 << 43).unwrap();
-    check(&Listing::Except(Masks::default()), 1 << 30, 1000);
+    check(&Listing::Except(Arc::default()), 1 << 30, 1000);
     std::fs::remove_file(place.at("d/sparse")).unwrap();
     let exact = CopyBounds {
         bytes: 1001,
         files: 13,
     };
     place
-        .make("s", &Listing::Except(Masks::default()), exact)
+        .make("s", &Listing::Except(Arc::default()), exact)
         .expect("exactly at its bounds");
 }
 
@@ -306,11 +302,7 @@ fn a_tree_with_too_many_levels_is_refused() {
     let place = Place::new();
     deep_tree(&place.at(""), 300);
     let error = place
-        .make(
-            "s",
-            &Listing::Except(Masks::default()),
-            CopyBounds::default(),
-        )
+        .make("s", &Listing::Except(Arc::default()), CopyBounds::default())
         .expect_err("too deep");
     assert!(
         matches!(error, CopyError::List(ListError::TooDeep { .. })),
@@ -326,7 +318,7 @@ fn the_state_directory_is_never_copied_into_itself() {
     let state = StateDir::open(&place.at("hidden/state"), &[]).unwrap();
     let source = Root::open(&place.at("")).unwrap();
     let session = SessionId::new("s").unwrap();
-    let everything = Listing::Except(Masks::default());
+    let everything = Listing::Except(Arc::default());
     let copied = create(
         &state,
         &session,

@@ -18,7 +18,7 @@ use marshal_model::SessionId;
 use marshal_sandbox::ExtraMounts;
 use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::workspace::{
-    GitDir, Listing, MaskError, Masks, Owner, Root, WorkspaceView, copy, file_list, slice,
+    GitDir, Listing, MaskError, Owner, Root, WorkspaceView, copy, file_list, slice,
 };
 
 /// The sandbox of a git command.
@@ -85,7 +85,7 @@ async fn make_tree(
         path: source.to_owned(),
         source: error,
     };
-    let masks = Masks::new(&pool.config.workspace.mask)?;
+    let masks = &pool.workspace_masks;
     let root = Root::open_resolved(source).map_err(unreadable)?;
     let git_files = match file_list::git_dir(&root).map_err(unreadable)? {
         GitDir::Dir => {
@@ -99,7 +99,7 @@ async fn make_tree(
             files.leave_out(|path| masks.hides_in(&root, path));
             Listing::Git(files)
         }
-        None => Listing::Except(masks),
+        None => Listing::Except(Arc::clone(masks)),
     };
     let ambient = &shared.ambient;
     let permit = git_listing::acquire_permit(&shared.copying, &order.cancelled).await?;
@@ -188,7 +188,7 @@ async fn find_masked_paths(
     if (is_nothing_hidden || !has_sandbox) && view != WorkspaceView::Writable {
         return Ok(());
     }
-    let masks = Masks::new(&workspace.mask)?;
+    let masks = Arc::clone(&pool.workspace_masks);
     let (path, parts) = (space.workspace.clone(), workspace.slice.clone());
     let for_search = (Arc::clone(shared), Arc::clone(pool), session.clone());
     let found = blocking(&shared.ambient, move || {
