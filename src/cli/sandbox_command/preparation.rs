@@ -389,7 +389,7 @@ async fn copy_workspace(
             files.leave_out(|path| masks.hides_in(&root, path));
             Listing::Git(files)
         }
-        None => Listing::Except(masks),
+        None => Listing::Except(Arc::new(masks)),
     };
     let owner = match ids {
         HostIds::Root { slot_uid } => Some(Owner {
