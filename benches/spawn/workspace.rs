@@ -186,7 +186,7 @@ impl Bench {
             }
             Way::Copy => {
                 let (all, bounds) = (
-                    Listing::Except(Masks::default()),
+                    Listing::Except(Masks::default().into()),
                     copy::CopyBounds::default(),
                 );
                 copy::create(&self.state, &session, &lower, &all, owned, bounds)?;
