@@ -3,44 +3,31 @@
 //!
 //! An answer to the agent waits until its verdict is durable.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::time::Instant;
 
-use serde_json::json;
-use serde_json::value::RawValue;
-use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::answers::{ApprovalDetails, TOO_LATE};
+use super::answers::TOO_LATE;
 use super::approvals::{ApprovalEnd, PendingRequest};
 use super::decide::{self, DecisionContext};
-use super::evaluation::{self, DecisionInput};
-use super::policy_snapshot::PolicySnapshot;
+use super::surroundings::SessionSurroundings;
 use super::tool_calls::{ReportedResult, ToolCall};
 use super::{Effect, Permissions, Surroundings, masking};
-use crate::approval_registry::{AnswerRecipient, KnownApproval, OpenApproval, RememberedAnswer};
-use crate::approval_rules::{ApprovalRules, CONVERSATION_CLIENT};
+use crate::approval_registry::{AnswerRecipient, OpenApproval};
+use crate::approval_rules::CONVERSATION_CLIENT;
 use crate::approver::{ApprovalRequest, ApprovalUpdate, ApproverReply};
 use crate::clock;
 use crate::handle::approvals::{AnswerReply, spawn_approval_expiry};
-use crate::messages::{SessionMsg, SessionRef};
-use crate::session::Work;
+use crate::messages::SessionMsg;
 use crate::session::outbox::OnDurable;
 use crate::session::state::SessionState;
-use crate::session::turn::budget::BudgetCounters;
-use crate::session::workspace::prepare::PreparedSession;
-use crate::setup::{PoolShared, Shared};
-use marshal_config::{Approver, OnUnaskedDeny, ShellCwd, WhenWaiting};
+use marshal_config::{Approver, OnUnaskedDeny, WhenWaiting};
 use marshal_journal::{ApprovalAnswer, Write};
 use marshal_model::{
-    DecidedBy, Decision, DelegateError, Event, PermissionRequest, PermissionRequestId,
-    PermissionRequestKey, RememberScope, SpentBudget, TurnOutcome, UntrustedText, Verdict,
+    DecidedBy, Decision, Event, PermissionRequest, PermissionRequestId, PermissionRequestKey,
+    RememberScope, TurnOutcome, Verdict,
 };
-use marshal_policy::delegation::{
-    Claims, DelegateAnswer, DelegateRequest, PHASE_REQUEST, PolicyOutcome, VERSION,
-};
-use marshal_policy::{self as policy, Part, PolicyDecision, ResolvedPath};
 use marshal_telemetry::event::permission::{ApprovalPending, PermissionDecided};
 use marshal_telemetry::labels::ToolClass;
 
@@ -48,170 +35,9 @@ use marshal_telemetry::labels::ToolClass;
 #[derive(Default)]
 pub(crate) struct ApprovalWaits {
     /// The timers of approvals.
-    expiry: HashMap<PermissionRequestId, AbortOnDropHandle<()>>,
+    pub(super) expiry: HashMap<PermissionRequestId, AbortOnDropHandle<()>>,
     /// The calls of the delegate.
-    delegate: HashMap<PermissionRequestId, AbortOnDropHandle<()>>,
-}
-
-/// The surroundings of a step: the rest of the session.
-struct SessionSurroundings<'a> {
-    shared: &'a Arc<Shared>,
-    pool: &'a PoolShared,
-    work: &'a Work,
-    prepared: Option<&'a PreparedSession>,
-    budget: &'a BudgetCounters,
-    mode: Option<String>,
-    is_conversation: bool,
-}
-
-impl SessionSurroundings<'_> {
-    fn snapshot(&self) -> PolicySnapshot {
-        PolicySnapshot::take(self.pool, self.work, self.mode.clone())
-    }
-}
-
-impl Surroundings for SessionSurroundings<'_> {
-    fn now(&self) -> Instant {
-        clock::now()
-    }
-
-    fn now_us(&self) -> i64 {
-        clock::now_us()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.shared.journal.health().borrow().is_read_only()
-    }
-
-    fn rules(&self) -> ApprovalRules {
-        self.pool.approval_rules()
-    }
-
-    fn has_approver(&self) -> bool {
-        (self.is_conversation || self.shared.has_approvers) && !self.rules().approvers.is_empty()
-    }
-
-    fn denial_ends_turn(&self) -> bool {
-        decide::denial_ends_turn(self.pool, self.snapshot().policy())
-    }
-
-    fn spent_budget(&self) -> Option<SpentBudget> {
-        self.budget.spent(self.snapshot().policy().budget())
-    }
-
-    fn is_delegated(&self, request: &PendingRequest) -> bool {
-        let Some(delegate) = &self.pool.delegate else {
-            return false;
-        };
-        // By the tool's name and by the request's class.
-        let class = request.decided.class;
-        if request.client_request.is_some() {
-            return delegate.config.covers(&[class]);
-        }
-        let unmasked = request
-            .decided
-            .unmasked
-            .as_deref()
-            .unwrap_or(&request.permission_request);
-        let extractor = &self.pool.extractor;
-        let extracted = extractor.extract(unmasked.tool.raw(), &unmasked.input);
-        delegate.config.covers(&[class, extracted.class()])
-    }
-
-    fn details(&self, request: &PendingRequest, parts: Option<&[Part]>) -> ApprovalDetails {
-        let Some(prepared) = self.prepared else {
-            return ApprovalDetails::default();
-        };
-        let of_request = request.decided.facts.as_ref();
-        let parts = parts.or(of_request.map(|facts| &facts.parts[..]));
-        let places = request.decided.from.possible_places(prepared);
-        let mut paths: Vec<ResolvedPath> = Vec::new();
-        // With a shell that keeps its directory: where it may be.
-        if self.pool.config.shell_cwd != ShellCwd::Workspace {
-            let known = places.iter().filter_map(|place| place.cwd);
-            paths.extend(known.map(|cwd| ResolvedPath {
-                word: UntrustedText::from("."),
-                to: UntrustedText::new(cwd),
-                inside: true,
-            }));
-        }
-        // A client request names its path itself and is bound to it, so it needs no extraction.
-        let extracted = request.client_request.is_none().then(|| {
-            let asked = &request.permission_request;
-            self.pool.extractor.extract(asked.tool.raw(), &asked.input)
-        });
-        if let Some(place) = places.first() {
-            let parts = parts.unwrap_or_default();
-            paths.extend(policy::resolve_paths(extracted.as_ref(), parts, place));
-        }
-        let as_json = |path: &ResolvedPath| json!({"word": path.word.raw(), "to": path.to.raw(), "inside": path.inside});
-        ApprovalDetails {
-            paths: serde_json::Value::Array(paths.iter().map(as_json).collect()).to_string(),
-            // Two requests that differ only in their secrets look alike here.
-            is_certain: request.decided.unmasked.is_none()
-                && places.iter().all(|place| place.cwd.is_some()),
-        }
-    }
-
-    fn reevaluate(
-        &self,
-        request: &PendingRequest,
-        used: &BTreeMap<String, u32>,
-    ) -> (PolicyDecision, Option<String>) {
-        let Some(prepared) = self.prepared else {
-            let why = "there is no workspace to resolve paths from";
-            return (PolicyDecision::from_error("no_workspace", why), None);
-        };
-        let snapshot = self.snapshot();
-        let Some(loaded) = snapshot.loaded() else {
-            let why = "the policy layer of this session no longer exists";
-            return (PolicyDecision::from_error("no_policy", why), None);
-        };
-        let occasion = snapshot.occasion(self.pool, used);
-        let by = (&*loaded.policy, &occasion);
-        let asked = &request.permission_request;
-        let unmasked = request.decided.unmasked.as_deref();
-        if let Some((client_request, _)) = &request.client_request {
-            let is_masked = unmasked.is_some();
-            return decide::evaluate_client_request(
-                self.pool,
-                by,
-                prepared,
-                client_request,
-                asked,
-                is_masked,
-            );
-        }
-        let (input, unmasked) = (
-            DecisionInput::from_request(asked),
-            unmasked.map(DecisionInput::from_request),
-        );
-        let from = &request.decided.from;
-        let result =
-            evaluation::evaluate_request(self.pool, by, Some(prepared), from, input, unmasked);
-        (result.judgement, None)
-    }
-
-    fn look_up(&self, digest: &str, paths: &str) -> KnownApproval {
-        let (session, now_us) = (&self.work.session, clock::now_us());
-        let approvals = &self.shared.approvals;
-        approvals.look_up(session, digest, paths, now_us, &self.rules())
-    }
-
-    fn remember(&self, digest: &str, answer: RememberedAnswer) -> bool {
-        let (session, digest) = (&self.work.session, digest.to_owned());
-        self.shared
-            .approvals
-            .remember_answer(session, digest, answer)
-    }
-
-    fn pending_in_pool(&self) -> usize {
-        self.shared.approvals.pending_count(&self.pool.config.name)
-    }
-
-    fn mask(&self, text: &str) -> String {
-        self.pool.mask.load().mask_text(text).into_owned()
-    }
+    pub(super) delegate: HashMap<PermissionRequestId, AbortOnDropHandle<()>>,
 }
 
 impl SessionState {
@@ -585,144 +411,6 @@ impl SessionState {
         self.step_permissions(|permissions, _| permissions.orphan());
         let why = "the child is stopped while its session waits for approval";
         self.interrupt(TurnOutcome::Cancelled, why.to_owned());
-    }
-
-    /// Asks the delegate about a request.
-    fn ask_delegate(&mut self, id: PermissionRequestId) {
-        let Some(request) = self.permissions.delegated(&id) else {
-            return;
-        };
-        let verdict = &request.decided.verdict;
-        let outcome = (verdict.decision, &verdict.rules[..], &verdict.reason[..]);
-        let documents = vec![self.delegate_request(request, outcome)];
-        self.call_delegate(id, documents, |request_id, answer| {
-            SessionMsg::DelegateAnswered { request_id, answer }
-        });
-    }
-
-    /// Asks the delegate about the requests of an approval: one document each, with the policy's
-    /// current decision.
-    fn confirm_by_delegate(&mut self, id: PermissionRequestId) {
-        let mut decisions = Vec::new();
-        self.step_permissions(|permissions, at| {
-            decisions = permissions.decisions_to_confirm(&id, at);
-        });
-        let pending = self.permissions.pending(&id);
-        let requests = pending.map_or(&[][..], |of| &of.requests);
-        let documents = decisions
-            .iter()
-            .zip(requests)
-            .filter_map(|(now, request)| {
-                let now = now.as_ref()?;
-                let outcome = (now.decision, &now.rules[..], &now.reason[..]);
-                Some(self.delegate_request(request, outcome))
-            })
-            .collect();
-        self.call_delegate(id, documents, |request_id, answer| {
-            SessionMsg::DelegateConfirmed { request_id, answer }
-        });
-    }
-
-    /// Sends the delegate these documents. Its answer, of several the first denial, is a message.
-    fn call_delegate(
-        &mut self,
-        id: PermissionRequestId,
-        documents: Vec<String>,
-        message: DelegateMessage,
-    ) {
-        let Some(delegate) = self.pool.delegate.clone() else {
-            return;
-        };
-        let host = Arc::clone(&self.shared.host);
-        let mut reply = DelegateReply(Some((self.myself.clone(), id.clone(), message)));
-        let call = tokio::spawn(async move {
-            let mut calls = JoinSet::new();
-            for document in documents {
-                let (delegate, host) = (Arc::clone(&delegate), Arc::clone(&host));
-                calls.spawn(async move { delegate.ask(host, document).await });
-            }
-            let mut all = Err(DelegateError::Internal);
-            while let Some(answer) = calls.join_next().await {
-                all = answer.unwrap_or(Err(DelegateError::Internal));
-                if !matches!(&all, Ok(answer) if answer.decision != Decision::Deny) {
-                    break;
-                }
-            }
-            reply.send(all);
-        });
-        let call = AbortOnDropHandle::new(call);
-        self.waits.delegate.insert(id, call);
-    }
-
-    /// The document for the delegate: the request, with the policy's decision.
-    fn delegate_request(
-        &self,
-        request: &PendingRequest,
-        (decision, rules, reason): (Decision, &[String], &str),
-    ) -> String {
-        let PendingRequest {
-            permission_request,
-            decided,
-            ..
-        } = request;
-        let delegate = self.pool.delegate.as_ref();
-        let facts: Result<&RawValue, _> = serde_json::from_str(decided.facts_json());
-        let claims = &permission_request.claims;
-        let document = DelegateRequest {
-            version: VERSION,
-            phase: PHASE_REQUEST,
-            delegate: delegate.map_or("", |delegate| &delegate.config.name),
-            pool: self.pool.config.name.as_str(),
-            agent: &self.pool.config.agent,
-            slot: self.work.slot.index,
-            session: self.work.session.as_str(),
-            run: self.work.run.as_str(),
-            task: self.work.task.as_str(),
-            ask: decided.verdict.request.as_str(),
-            tool: permission_request.tool.raw(),
-            class: decided.class.as_str(),
-            input: &permission_request.input,
-            claimed: Claims {
-                title: raw(claims.title.as_ref()),
-                kind: raw(claims.kind.as_ref()),
-                reason: raw(claims.reason.as_ref()),
-                active_mode: raw(claims.active_mode.as_ref()),
-                required_mode: raw(claims.required_mode.as_ref()),
-            },
-            policy: PolicyOutcome {
-                name: &decided.judged.policy,
-                sha256: &decided.judged.policy_sha256,
-                decision: decision.as_str(),
-                rules,
-                reason,
-            },
-            facts: facts.unwrap_or(RawValue::NULL),
-        };
-        document.into_json()
-    }
-}
-
-fn raw(text: Option<&UntrustedText>) -> Option<&str> {
-    text.map(UntrustedText::raw)
-}
-
-/// The message with the delegate's answer about this request.
-type DelegateMessage = fn(PermissionRequestId, Result<DelegateAnswer, DelegateError>) -> SessionMsg;
-
-/// Sends the delegate's answer to the session; a failure if it is dropped before.
-struct DelegateReply(Option<(SessionRef, PermissionRequestId, DelegateMessage)>);
-
-impl DelegateReply {
-    fn send(&mut self, answer: Result<DelegateAnswer, DelegateError>) {
-        if let Some((to, request, message)) = self.0.take() {
-            let _ = to.send_message(message(request, answer));
-        }
-    }
-}
-
-impl Drop for DelegateReply {
-    fn drop(&mut self) {
-        self.send(Err(DelegateError::Internal));
     }
 }
 

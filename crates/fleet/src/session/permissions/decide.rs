@@ -23,8 +23,8 @@
 //!
 //! An answer that is late or repeated is refused and changes nothing. A rule that cannot be
 //! evaluated does not exist: what a rule needs is compiled when the policy is loaded. Nothing
-//! starts without a valid policy. Tests: `fails_closed`, `permission_requests`, `asks_kept`,
-//! `asks_doors`, `delegate` and `full_disk` in `tests/drills/fleet/`.
+//! starts without a valid policy. Tests: `fails_closed`, `approvals`, `approvals_restart`,
+//! `approvals_http`, `delegate` and `full_disk` in `tests/drills/fleet/`.
 //!
 //! A request that was withdrawn, or whose child is gone, gets no answer. A tool call that ends
 //! without a request is evaluated by the same rules afterwards and counted; the session acts on

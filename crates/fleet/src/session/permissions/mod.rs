@@ -11,6 +11,7 @@ mod audit_record;
 mod carry_out;
 pub(super) mod client_requests;
 pub(super) mod decide;
+mod delegate_calls;
 mod delegation;
 pub(super) mod engine_tools;
 pub(super) mod evaluation;
@@ -18,6 +19,7 @@ mod evaluation_limits;
 pub(super) mod masking;
 mod policy_snapshot;
 mod shell_directory;
+mod surroundings;
 #[cfg(test)]
 mod tests;
 pub(super) mod tool_calls;
@@ -30,12 +32,11 @@ pub(super) use carry_out::ApprovalWaits;
 pub(super) use policy_snapshot::PolicySnapshot;
 pub(super) use tool_calls::{ReportedResult, ToolCall};
 
-use answers::ApprovalDetails;
 use approvals::PendingApproval;
+pub(crate) use surroundings::Surroundings;
 use tool_calls::OpenRequests;
 
-use crate::approval_registry::{KnownApproval, RememberedAnswer};
-use crate::approval_rules::ApprovalRules;
+use crate::approval_registry::RememberedAnswer;
 use crate::handle::approvals::{AnswerError, AnswerReceipt, AnswerReply};
 use crate::setup::PoolShared;
 use marshal_config::ShellCwd;
@@ -43,7 +44,6 @@ use marshal_journal::{ApprovalChange, ApprovalRow, PolicyEvaluation};
 use marshal_model::{
     DecidedBy, Decision, PermissionRequest, PermissionRequestId, PoolName, SessionId, SpentBudget,
 };
-use marshal_policy::{Part, PolicyDecision};
 
 /// The permission requests of a session.
 pub(super) struct Permissions {
@@ -87,41 +87,6 @@ impl PermissionSettings {
             delegate: delegate.map(|delegate| delegate.config.name.clone()),
         }
     }
-}
-
-/// What a step needs to know of the moment in which it happens.
-pub(super) trait Surroundings {
-    fn now(&self) -> Instant;
-    /// The time of day, in microseconds since the Unix epoch.
-    fn now_us(&self) -> i64;
-    /// Whether the journal is read-only.
-    fn is_read_only(&self) -> bool;
-    /// The approval settings of pool and policy.
-    fn rules(&self) -> ApprovalRules;
-    /// Whether there is an approver.
-    fn has_approver(&self) -> bool;
-    /// Whether a denial because nobody answers ends the turn.
-    fn denial_ends_turn(&self) -> bool;
-    fn spent_budget(&self) -> Option<SpentBudget>;
-    /// Whether the delegate covers a request.
-    fn is_delegated(&self, request: &PendingRequest) -> bool;
-    /// What approvers are shown of a request. `parts` are of a later evaluation, if there was one.
-    fn details(&self, request: &PendingRequest, parts: Option<&[Part]>) -> ApprovalDetails;
-    /// Evaluates a request by the current policy; for a client request, also its path. `used` counts
-    /// the turn's uses of rules, without those of the request.
-    fn reevaluate(
-        &self,
-        request: &PendingRequest,
-        used: &BTreeMap<String, u32>,
-    ) -> (PolicyDecision, Option<String>);
-    /// What the registry knows of a request. A stored answer is given once.
-    fn look_up(&self, digest: &str, paths: &str) -> KnownApproval;
-    /// Remembers an answer for the session; `false` if there is no room.
-    fn remember(&self, digest: &str, answer: RememberedAnswer) -> bool;
-    /// How many approvals of the pool are pending.
-    fn pending_in_pool(&self) -> usize;
-    /// Masks the secrets in a text.
-    fn mask(&self, text: &str) -> String;
 }
 
 /// What follows from a step.
