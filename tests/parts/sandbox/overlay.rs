@@ -465,7 +465,7 @@ async fn a_large_workspace_is_ready_at_once() {
         &state,
         &session(),
         &lower,
-        &Listing::Except(Masks::default()),
+        &Listing::Except(Masks::default().into()),
         None,
         bounds,
     )

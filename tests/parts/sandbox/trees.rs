@@ -209,7 +209,7 @@ async fn a_slice_of_twenty_thousand_files_is_there_at_once() {
         &state,
         &session,
         &root,
-        &Listing::Except(Masks::default()),
+        &Listing::Except(Masks::default().into()),
         None,
         bounds,
     )
