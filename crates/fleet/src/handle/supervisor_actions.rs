@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::clock::now_us;
+use crate::session::WORKSPACE_INSIDE;
 use crate::{FleetHandle, SubmitError};
 use marshal_journal::Write;
 use marshal_model::{
@@ -69,7 +70,7 @@ impl FleetHandle {
             arguments,
         };
         let at = FsContext {
-            workspace: crate::session::WORKSPACE_INSIDE,
+            workspace: WORKSPACE_INSIDE,
             home: "/home/agent",
             cwd: None,
             resolver: &OpaqueFs,

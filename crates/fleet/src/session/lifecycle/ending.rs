@@ -13,7 +13,7 @@ use crate::session::permissions::ReportedResult;
 use crate::session::state::{Phase, SessionState};
 use crate::session::turn::task_run::{Halt, TaskRun, TurnEnd};
 use crate::session::workspace::protection::QuarantinedPath;
-use crate::session::{Attempt, CheckResult, StoredSession, Tally};
+use crate::session::{Attempt, CheckResult, PreparedSession, StoredSession, Tally};
 use marshal_config::SessionScope;
 use marshal_dialect::Command;
 use marshal_dialect::lifecycle::state::SlotEvent;
@@ -273,7 +273,7 @@ impl SessionState {
             return self.survey();
         }
         let prepared = self.workspace.prepared.as_ref();
-        let has_overlay = |of: &crate::session::PreparedSession| of.dirs().overlay.is_some();
+        let has_overlay = |of: &PreparedSession| of.dirs().overlay.is_some();
         if self.agent.channel.is_some() && prepared.is_some_and(has_overlay) {
             let why = "the agent's overlay is still mounted, and no second overlay can be mounted over the same files";
             return self.record_check(CheckResult::NotRun(why.to_owned()));

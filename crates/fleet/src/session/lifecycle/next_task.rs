@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use tokio_util::task::AbortOnDropHandle;
 
-use super::work;
-use super::work::IdleSession;
+use super::work::{self, IdleSession};
 use crate::channel::ChannelEnd;
 use crate::clock::now_us;
 use crate::messages::{ChannelMsg, PoolMsg, SessionMsg};
 use crate::session::state::{Phase, SessionState};
 use crate::session::turn::task_run::TaskRun;
-use crate::session::{PreparedSession, StoredSession, Work};
+use crate::session::workspace::overlay;
+use crate::session::{PreparedSession, StoredSession, TreeRecord, TreeTurn, Work, WorkspaceRecord};
 use marshal_config::{OnCrash, SessionScope};
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::{SessionRow, Write};
@@ -164,8 +164,9 @@ impl SessionState {
         {
             return;
         }
-        self.agent.resumption.loads_failed = self.agent.resumption.loads_failed.saturating_add(1);
-        self.agent.resumption.loadable &= !end.not_resumed;
+        let resumption = &mut self.agent.resumption;
+        resumption.loads_failed = resumption.loads_failed.saturating_add(1);
+        resumption.loadable &= !end.not_resumed;
         if self.conversation.is_some() && self.resumable_agent_session().is_none() {
             self.agent.resumption.not_loaded = Some(end.detail.clone());
         } else if !self.can_load() {
@@ -189,21 +190,10 @@ impl SessionState {
         self.task = Some(TaskRun::default());
         self.phase = Phase::Preparing;
         let mode = self.pool.config.workspace.mode;
-        let root = self
-            .workspace
-            .prepared
-            .as_ref()
-            .map(crate::session::PreparedSession::root);
-        let overlay = self
-            .workspace
-            .prepared
-            .as_ref()
-            .and_then(|item| item.dirs().overlay.clone());
-        let inside = self
-            .workspace
-            .prepared
-            .as_ref()
-            .map_or_else(String::new, |item| item.workspace_inside().to_owned());
+        let prepared = self.workspace.prepared.as_ref();
+        let root = prepared.map(PreparedSession::root);
+        let overlay = prepared.and_then(|item| item.dirs().overlay.clone());
+        let inside = prepared.map(|item| item.workspace_inside().to_owned());
         let files = self.work.files.clone();
         let to = self.myself.clone();
         let is_simulated = self.shared.ambient.is_simulated();
@@ -212,15 +202,14 @@ impl SessionState {
                 Some(root) => {
                     root.map_err(|error| format!("the workspace cannot be read: {error}"))?
                 }
-                None => return Ok(crate::session::WorkspaceRecord::default()),
+                None => return Ok(WorkspaceRecord::default()),
             };
-            let overlay = overlay.as_deref();
-            let attachments =
-                crate::session::workspace::overlay::attach(&files, &root, overlay, &inside)
-                    .map_err(|error| error.to_string())?;
-            let tree = crate::session::TreeRecord::new(mode, root, overlay, is_simulated)
+            let above = overlay.as_deref();
+            let attachments = overlay::attach(&files, &root, above, &inside.unwrap_or_default())
+                .map_err(|error| error.to_string())?;
+            let tree = TreeRecord::new(mode, root, above, is_simulated)
                 .map_err(|error| format!("the workspace cannot be read: {error}"))?;
-            Ok(crate::session::WorkspaceRecord { tree, attachments })
+            Ok(WorkspaceRecord { tree, attachments })
         };
         let ambient = self.shared.ambient.clone();
         tokio::spawn(async move {
@@ -233,10 +222,7 @@ impl SessionState {
     }
 
     /// Starts the task, unless it was stopped while the workspace was recorded.
-    pub(crate) fn workspace_recorded(
-        &mut self,
-        recorded: Result<crate::session::WorkspaceRecord, String>,
-    ) {
+    pub(crate) fn workspace_recorded(&mut self, recorded: Result<WorkspaceRecord, String>) {
         if !matches!(self.phase, Phase::Preparing) {
             return;
         }
@@ -244,7 +230,7 @@ impl SessionState {
         match recorded {
             Ok(recorded) => {
                 if let Some(prepared) = &mut self.workspace.prepared {
-                    prepared.tree = crate::session::TreeTurn::new(recorded.tree);
+                    prepared.tree = TreeTurn::new(recorded.tree);
                     prepared.attachments = recorded.attachments;
                 }
                 self.observe_tree();

@@ -13,8 +13,8 @@ use crate::fleet_event::{ChangeKind, FileChange};
 use crate::session::turn::tally::Tally;
 use crate::session::workspace::prepare::PreparedSession;
 use crate::session::workspace::prepare::branch::{ReturnedBranch, return_branch};
-use crate::session::workspace::protection;
 use crate::session::workspace::protection::QuarantinedPath;
+use crate::session::workspace::{overlay, protection};
 use crate::session::{PromptFiles, RateLimit, StoredSession};
 use crate::setup::{PoolShared, Shared};
 use marshal_launch::ProgramOutput;
@@ -322,10 +322,7 @@ pub(crate) fn survey(
         let survey = match seen {
             Some((root, before, copy, overlay, protection)) => {
                 let protected = protection.map_or(Ok(Vec::new()), |it| it.survey(is_final));
-                let changes = crate::session::workspace::overlay::survey(
-                    overlay.as_deref(),
-                    before.as_deref(),
-                );
+                let changes = overlay::survey(overlay.as_deref(), before.as_deref());
                 Survey {
                     quarantined: protected,
                     ..changes.unwrap_or_else(|| Survey {

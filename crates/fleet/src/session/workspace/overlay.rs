@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::attachments::{AttachError, PromptFiles};
 use super::prepare::{HasCopy, PrepareError, SessionDirs, blocking};
-use crate::session::lifecycle::work::Survey;
+use crate::session::lifecycle::work::{Survey, survey_from_changes};
 use crate::setup::{PoolShared, Shared};
 use marshal_config::WorkspaceMode;
 use marshal_dialect::Attachment;
@@ -119,7 +119,7 @@ pub(crate) fn survey(overlay: Option<&Overlay>, before: Option<&Manifest>) -> Op
     let changes = overlay.changes(before.unwrap_or(&nothing));
     Some(Survey {
         copy: Some(overlay.upper_path()),
-        ..crate::session::lifecycle::work::survey_from_changes(changes)
+        ..survey_from_changes(changes)
     })
 }
 
