@@ -471,10 +471,10 @@ impl FleetHandle {
         let (tell, reports) = mpsc::channel(2 * limits::CONVERSATION_QUEUE);
         let (set_told, sets) = mpsc::channel(limits::CONVERSATION_QUEUE);
         let (ready, warmed) = oneshot::channel();
-        let warm = PoolMsg::Conversation(ConversationMsg::StartChild { session, ready });
+        let message = PoolMsg::Conversation(ConversationMsg::StartChild { session, ready });
         entry
             .actor
-            .send_message(warm)
+            .send_message(message)
             .map_err(|_| OpenError::Stopping)?;
         Ok(Conversation {
             grant,

@@ -54,14 +54,14 @@ impl PoolState {
         }
     }
 
-    /// Starts a session. `warm`: the session starts its child before it has a task, and notifies
+    /// Starts a session. With `child_ready` the session starts its child before it has a task, and notifies
     /// the client when the child is ready.
     pub(super) fn start_session(
         &self,
         work: Work,
         instead_of: Option<(SessionId, String)>,
         stored: Option<StoredSession>,
-        warm: Option<oneshot::Sender<()>>,
+        child_ready: Option<oneshot::Sender<()>>,
     ) -> SessionRef {
         let slot = self.slots.get(usize::from(work.slot.index));
         let conversation = slot.and_then(|slot| slot.conversation.as_ref());
@@ -73,7 +73,7 @@ impl PoolState {
             work,
             replaces: instead_of,
             stored,
-            child_ready: warm,
+            child_ready,
         })
     }
 

@@ -153,15 +153,15 @@ fn new_state(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
         shared,
         pool,
         work,
-        replaces: instead_of,
+        replaces,
         stored,
-        conversation: talk,
-        child_ready: warm,
+        conversation,
+        child_ready,
     } = args;
-    let has_task = warm.is_none();
+    let has_task = child_ready.is_none();
     let resumption = stored.as_ref().map(Resumption::from_stored);
     let mut state = Box::new(SessionState {
-        conversation: talk,
+        conversation,
         task_number: 0,
         task: has_task.then(TaskRun::default),
         phase: Phase::Preparing,
@@ -172,7 +172,7 @@ fn new_state(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
             oversized: false,
         },
         agent: AgentLink {
-            ready: warm,
+            ready: child_ready,
             resumption: resumption.unwrap_or_default(),
             ..AgentLink::default()
         },
@@ -196,7 +196,7 @@ fn new_state(args: SessionArgs, myself: SessionRef) -> Box<SessionState> {
     } else if state.conversation.is_none() {
         // A conversation's row exists since it was opened.
         state.write_session_begun();
-        if let Some((instead_of, why)) = instead_of {
+        if let Some((instead_of, why)) = replaces {
             state
                 .outbox
                 .push_event(session_replaced_event(instead_of, why));

@@ -20,7 +20,10 @@ use marshal_telemetry::event::child::ChildReady;
 impl SessionState {
     /// The request to prepare this session.
     pub(crate) fn prepare_request(&self) -> prepare::PrepareRequest {
-        let within = self.conversation.as_ref().map(|talk| talk.within.clone());
+        let within = self
+            .conversation
+            .as_ref()
+            .map(|conversation| conversation.within.clone());
         let copy = match (&self.conversation, self.workspace.was_stored) {
             (Some(_), _) => prepare::HasCopy::IfThere,
             (None, true) => prepare::HasCopy::Yes,
@@ -178,8 +181,8 @@ impl SessionState {
         }
         self.outbox.push_event(Event::Ready(info));
         self.announce_resumed();
-        if let Some(warm) = self.agent.ready.take() {
-            self.outbox.on_durable(OnDurable::SignalChildReady(warm));
+        if let Some(ready) = self.agent.ready.take() {
+            self.outbox.on_durable(OnDurable::SignalChildReady(ready));
         }
         match &self.task {
             // A session that is closing stays so.

@@ -55,9 +55,9 @@ impl SessionState {
             at_us: now_us(),
             class,
         });
-        if let Some(talk) = &self.conversation {
+        if let Some(conversation) = &self.conversation {
             self.outbox.write(Write::RunEnded {
-                run: talk.run.clone(),
+                run: conversation.run.clone(),
                 at_us: now_us(),
                 code: 0,
             });

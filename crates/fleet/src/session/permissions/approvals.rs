@@ -14,7 +14,6 @@ use super::decide::DecidedRequest;
 use super::engine_tools::person_answer;
 use super::{Effect, Permissions, Surroundings};
 use crate::approval_registry::KnownApproval;
-use crate::clock;
 use crate::handle::approvals::AnswerReply;
 use marshal_journal::{ApprovalAnswer, ApprovalChange, ApprovalRow};
 use marshal_model::limits::{APPROVAL_MARGIN, APPROVALS_PER_SESSION, REQUESTS_PER_APPROVAL};
@@ -35,13 +34,17 @@ pub(crate) struct PendingRequest {
 }
 
 impl PendingRequest {
-    /// Wraps a permission request of the agent.
-    pub(crate) fn new(permission_request: PermissionRequest, decided: DecidedRequest) -> Self {
+    /// Wraps a permission request of the agent that arrived at this time.
+    pub(crate) fn new(
+        permission_request: PermissionRequest,
+        decided: DecidedRequest,
+        since: Instant,
+    ) -> Self {
         Self {
             permission_request,
             decided,
             client_request: None,
-            since: clock::now(),
+            since,
         }
     }
 }

@@ -101,9 +101,9 @@ impl SessionState {
                 self.shared.approvals.remove(&id);
                 self.waits.expiry.remove(&id);
                 self.waits.delegate.remove(&id);
-                if let Some(talk) = &self.conversation {
+                if let Some(conversation) = &self.conversation {
                     let ended = ApprovalUpdate::Ended { id, decision, by };
-                    let _ = talk.approver.try_send(ended);
+                    let _ = conversation.approver.try_send(ended);
                 }
             }
             Effect::Orphan { id, approval } => {
@@ -224,7 +224,7 @@ impl SessionState {
             &mut self.permissions.requests,
             at,
         );
-        let request = PendingRequest::new(agent_request, decided);
+        let request = PendingRequest::new(agent_request, decided, clock::now());
         self.step_permissions(|permissions, at| permissions.decided(request, at));
     }
 
@@ -318,7 +318,7 @@ impl SessionState {
         self.notify_approval_pending(id, request, pending.until_us);
         let approvers = self.pool.approval_rules().approvers;
         let is_for_client = approvers.contains(&Approver::Owner);
-        let Some(talk) = self.conversation.as_ref().filter(|_| is_for_client) else {
+        let Some(conversation) = self.conversation.as_ref().filter(|_| is_for_client) else {
             return self.release_child();
         };
         let facts = request.decided.facts.clone().unwrap_or_default();
@@ -334,7 +334,7 @@ impl SessionState {
             reason: verdict.reason.clone(),
             within,
         }));
-        if talk.approver.try_send(update).is_err() {
+        if conversation.approver.try_send(update).is_err() {
             self.end_approval(id, &ApprovalEnd::denied(DecidedBy::Gone, NOBODY));
         }
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::approvals::PendingRequest;
 use super::{decide, masking};
 use crate::channel::{ClientSetup, ClientUpdate};
+use crate::clock;
 use crate::messages::ChannelMsg;
 use crate::session::state::SessionState;
 use crate::session::turn::task_run::TaskRun;
@@ -69,7 +70,7 @@ impl SessionState {
         let request = Some((request.clone(), place));
         let request = PendingRequest {
             client_request: request,
-            ..PendingRequest::new(permission_request, decided)
+            ..PendingRequest::new(permission_request, decided, clock::now())
         };
         self.step_permissions(|permissions, at| permissions.decided(request, at));
     }

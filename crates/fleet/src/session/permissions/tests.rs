@@ -183,7 +183,7 @@ fn request(of: &str, decision: Decision) -> PendingRequest {
         unmasked: None,
         uses: Vec::new(),
     };
-    PendingRequest::new(permission_request, decided)
+    PendingRequest::new(permission_request, decided, Instant::now())
 }
 
 fn spent() -> SpentBudget {
