@@ -25,7 +25,7 @@ const CAREFUL: OFlags = OFlags::NOFOLLOW
 
 /// What has a name.
 #[derive(Debug)]
-pub enum Found<T> {
+pub enum Lookup<T> {
     /// Nothing.
     Missing,
     /// Something that is never used, with the reason.
@@ -34,7 +34,7 @@ pub enum Found<T> {
     Regular(T),
 }
 
-impl<T> Found<T> {
+impl<T> Lookup<T> {
     /// The regular file, if it is one.
     pub fn regular(self) -> Option<T> {
         match self {
@@ -44,11 +44,11 @@ impl<T> Found<T> {
     }
 
     /// Changes what is known of a regular file.
-    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Found<U> {
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Lookup<U> {
         match self {
-            Self::Missing => Found::Missing,
-            Self::Irregular(why) => Found::Irregular(why),
-            Self::Regular(file) => Found::Regular(change(file)),
+            Self::Missing => Lookup::Missing,
+            Self::Irregular(why) => Lookup::Irregular(why),
+            Self::Regular(file) => Lookup::Regular(change(file)),
         }
     }
 }
@@ -70,15 +70,15 @@ const TOO_LARGE: &str = "it is too large";
 ///
 /// # Errors
 /// Of the file system.
-pub fn open_regular(dir: impl AsFd, name: &str) -> io::Result<Found<(File, Stat)>> {
+pub fn open_regular(dir: impl AsFd, name: &str) -> io::Result<Lookup<(File, Stat)>> {
     // Checked before the open: opening a pipe could wake a process that waits for a reader.
     let stat = match rustix::fs::statat(dir.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => stat,
-        Err(Errno::NOENT) => return Ok(Found::Missing),
+        Err(Errno::NOENT) => return Ok(Lookup::Missing),
         Err(errno) => return Err(errno.into()),
     };
     if let Some(why) = irregularity(&stat) {
-        return Ok(Found::Irregular(why));
+        return Ok(Lookup::Irregular(why));
     }
     open(dir, name, OFlags::RDONLY, Mode::empty())
 }
@@ -92,30 +92,30 @@ pub fn open_append(
     dir: impl AsFd,
     name: &str,
     created: Option<Mode>,
-) -> io::Result<Found<(File, Stat)>> {
+) -> io::Result<Lookup<(File, Stat)>> {
     let create = created.map_or(OFlags::empty(), |_| OFlags::CREATE);
     let flags = OFlags::WRONLY | OFlags::APPEND | create;
     open(dir, name, flags, created.unwrap_or(Mode::empty()))
 }
 
-fn open(dir: impl AsFd, name: &str, flags: OFlags, mode: Mode) -> io::Result<Found<(File, Stat)>> {
+fn open(dir: impl AsFd, name: &str, flags: OFlags, mode: Mode) -> io::Result<Lookup<(File, Stat)>> {
     let file = match rustix::fs::openat(dir, name, flags | CAREFUL, mode) {
         Ok(file) => file,
-        Err(Errno::NOENT) => return Ok(Found::Missing),
-        Err(Errno::LOOP) => return Ok(Found::Irregular("it is a symbolic link")),
-        Err(Errno::ISDIR) => return Ok(Found::Irregular("it is a directory")),
+        Err(Errno::NOENT) => return Ok(Lookup::Missing),
+        Err(Errno::LOOP) => return Ok(Lookup::Irregular("it is a symbolic link")),
+        Err(Errno::ISDIR) => return Ok(Lookup::Irregular("it is a directory")),
         Err(Errno::ACCESS | Errno::PERM) => {
-            return Ok(Found::Irregular("this user may not read it"));
+            return Ok(Lookup::Irregular("this user may not read it"));
         }
         Err(Errno::NXIO | Errno::NODEV) => {
-            return Ok(Found::Irregular("it is not a regular file"));
+            return Ok(Lookup::Irregular("it is not a regular file"));
         }
         Err(errno) => return Err(errno.into()),
     };
     let stat = rustix::fs::fstat(&file)?;
     Ok(match irregularity(&stat) {
-        Some(why) => Found::Irregular(why),
-        None => Found::Regular((File::from(file), stat)),
+        Some(why) => Lookup::Irregular(why),
+        None => Lookup::Regular((File::from(file), stat)),
     })
 }
 
@@ -123,21 +123,21 @@ fn open(dir: impl AsFd, name: &str, flags: OFlags, mode: Mode) -> io::Result<Fou
 ///
 /// # Errors
 /// Of the file system.
-pub fn read(dir: impl AsFd, name: &str, most: u64) -> io::Result<Found<(Vec<u8>, Stat)>> {
+pub fn read(dir: impl AsFd, name: &str, most: u64) -> io::Result<Lookup<(Vec<u8>, Stat)>> {
     let (file, stat) = match open_regular(dir, name)? {
-        Found::Regular(opened) => opened,
-        Found::Missing => return Ok(Found::Missing),
-        Found::Irregular(why) => return Ok(Found::Irregular(why)),
+        Lookup::Regular(opened) => opened,
+        Lookup::Missing => return Ok(Lookup::Missing),
+        Lookup::Irregular(why) => return Ok(Lookup::Irregular(why)),
     };
     if u64::try_from(stat.st_size).is_ok_and(|size| size > most) {
-        return Ok(Found::Irregular(TOO_LARGE));
+        return Ok(Lookup::Irregular(TOO_LARGE));
     }
     let mut bytes = Vec::new();
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
-        return Ok(Found::Irregular(TOO_LARGE));
+        return Ok(Lookup::Irregular(TOO_LARGE));
     }
-    Ok(Found::Regular((bytes, stat)))
+    Ok(Lookup::Regular((bytes, stat)))
 }
 
 /// Why an entry is never used; `None` if it is a regular file.
@@ -228,9 +228,9 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), Mode::RWXU).expect("made");
         let dir = File::open(temp.path()).expect("opened");
         let show = |name: &str, most| match read(&dir, name, most).expect("examined") {
-            Found::Missing => "nothing".to_owned(),
-            Found::Irregular(why) => why.to_owned(),
-            Found::Regular((bytes, _)) => String::from_utf8(bytes).expect("text"),
+            Lookup::Missing => "nothing".to_owned(),
+            Lookup::Irregular(why) => why.to_owned(),
+            Lookup::Regular((bytes, _)) => String::from_utf8(bytes).expect("text"),
         };
         for (name, most, expected) in [
             ("file", 5, "12345"),
@@ -243,7 +243,7 @@ mod tests {
         ] {
             assert_eq!(show(name, most), expected, "{name}");
             let appended = open_append(&dir, name, None).expect("examined");
-            let is_file = matches!(appended, Found::Regular(_));
+            let is_file = matches!(appended, Lookup::Regular(_));
             assert_eq!(is_file, name == "file", "{name}: {appended:?}");
         }
     }

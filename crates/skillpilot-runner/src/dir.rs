@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use marshal_sandbox::flock;
-use marshal_sandbox::held_dir::{self, Found, Moved, OPEN_DIR};
+use marshal_sandbox::held_dir::{self, Lookup, Moved, OPEN_DIR};
 use marshal_wire::skillpilot::{DIRECTORIES, TEMPORARY_PREFIX};
 
 /// The maximum number of files in `rejected/`; further ones are removed.
@@ -69,7 +69,7 @@ pub(super) enum OpenMode {
 }
 
 /// The content of a name.
-pub(super) type ReadOutcome = Found<Vec<u8>>;
+pub(super) type ReadOutcome = Lookup<Vec<u8>>;
 
 /// An open session directory.
 #[derive(Debug)]
@@ -272,7 +272,7 @@ impl SessionDir {
     }
 
     /// Opens a regular file for reading, or describes what has the name instead.
-    pub(super) fn open_regular(&self, part: Subdirectory, name: &str) -> io::Result<Found<File>> {
+    pub(super) fn open_regular(&self, part: Subdirectory, name: &str) -> io::Result<Lookup<File>> {
         let found = held_dir::open_regular(self.fd(part), name)?;
         Ok(found.map(|(file, _)| file))
     }
@@ -439,9 +439,9 @@ impl SessionDir {
     /// Opens a file for appending, or creates it.
     pub(super) fn append(&self, part: Subdirectory, name: &str) -> io::Result<File> {
         match held_dir::open_append(self.fd(part), name, Some(NEW_FILE))? {
-            Found::Regular((file, _)) => Ok(file),
-            Found::Missing => Err(Errno::NOENT.into()),
-            Found::Irregular(why) => {
+            Lookup::Regular((file, _)) => Ok(file),
+            Lookup::Missing => Err(Errno::NOENT.into()),
+            Lookup::Irregular(why) => {
                 let part = part.name();
                 Err(io::Error::other(format!(
                     "{part}/{name} is not usable: {why}"

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use marshal_config::FilePlane;
 use marshal_model::limits::{FILE_PLANE_ENTRIES, FILE_PLANE_LOG_BYTES};
 use marshal_model::untrusted::escape_for_display;
-use marshal_sandbox::held_dir::{self, Found, Moved, OPEN_DIR};
+use marshal_sandbox::held_dir::{self, Lookup, Moved, OPEN_DIR};
 
 /// The subdirectories of the plane's directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -176,7 +176,7 @@ impl FileFingerprint {
 }
 
 /// The entry at a name.
-pub(super) type PlaneEntry = Found<(Vec<u8>, FileFingerprint)>;
+pub(super) type PlaneEntry = Lookup<(Vec<u8>, FileFingerprint)>;
 
 /// The plane's directory and its subdirectories.
 #[derive(Debug)]
