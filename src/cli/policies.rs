@@ -76,7 +76,7 @@ fn read(config: &Config, seen: &SeenFiles) -> Result<Policies, Box<ConfigErrors>
             continue;
         };
         // Checked for each pool: `guard_off` of another pool does not apply to this one.
-        if !loaded.policy.has_guard() && !pool.guard_off {
+        if !loaded.policy.has_guard() && !pool.options.guard_off {
             let help =
                 "add extends = [\"builtin:guard\"] to the policy, or guard_off = true to the pool";
             faults.push((

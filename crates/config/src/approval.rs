@@ -7,8 +7,11 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use toml::Value;
+
 use super::error::quote;
-use super::table::{Diagnostics, Located, Place, Section, keywords};
+use super::settings::{ANY_TIME, Format, Integer, Keyword, Time, TimeOrNone, settings};
+use super::table::{Diagnostics, Entry, Place, keywords};
 use super::types::{OnCrash, Pool, RestartKind, SessionScope};
 use marshal_model::limits;
 use marshal_model::{OnTimeout, RememberScope, string_enum};
@@ -26,23 +29,25 @@ string_enum!(
     }
 );
 
-/// `approval = { … }`.
-#[derive(Debug, Clone)]
-pub struct ApprovalConfig {
-    /// How long an approval stays pending.
-    pub timeout: Duration,
-    /// How long the agent waits for an answer; `None` means forever.
-    pub agent_waits: Option<Duration>,
-    /// What follows when nobody answers; it follows at once if there is no approver.
-    pub on_timeout: OnTimeout,
-    /// What happens to the child in the meantime.
-    pub when_waiting: WhenWaiting,
-    /// The longest scope that an answer may have.
-    pub remember: RememberScope,
-    /// The approvers; if empty, nobody is asked.
-    pub approvers: Vec<Approver>,
-    /// The limit of the pool's pending approvals, from 1; one more is denied.
-    pub max_pending: usize,
+settings! {
+    /// `approval = { … }`.
+    #[derive(Debug, Clone)]
+    pub struct ApprovalConfig {
+        /// How long an approval stays pending.
+        timeout: Duration = Duration::from_secs(900), Time(ANY_TIME);
+        /// How long the agent waits for an answer; `None` means forever.
+        agent_waits: Option<Duration> = None, TimeOrNone(LONGER_THAN_MARGIN);
+        /// What follows when nobody answers; it follows at once if there is no approver.
+        on_timeout: OnTimeout = OnTimeout::Deny, Keyword;
+        /// What happens to the child in the meantime.
+        when_waiting: WhenWaiting = WhenWaiting::Hold, Keyword;
+        /// The longest scope that an answer may have.
+        remember: RememberScope = RememberScope::Session, Keyword;
+        /// The approvers; if empty, nobody is asked.
+        approvers: Vec<Approver> = vec![Approver::Owner], Approvers;
+        /// The limit of the pool's pending approvals; one more is denied.
+        max_pending: usize = limits::APPROVALS_PER_POOL, Integer(1..=limits::APPROVALS_PER_POOL);
+    }
 }
 
 /// An approver.
@@ -85,44 +90,17 @@ impl fmt::Display for Approver {
     }
 }
 
-/// Any positive time: the shortest is the resolution of a timer.
-const ANY: RangeInclusive<Duration> = Duration::from_millis(1)..=limits::CONFIG_DURATION;
-
 /// How long an agent may wait; the answer is sent some seconds before that.
 const LONGER_THAN_MARGIN: RangeInclusive<Duration> =
     Duration::from_secs(limits::APPROVAL_MARGIN.as_secs() + 1)..=limits::CONFIG_DURATION;
-
-fn value_or<T>(found: Option<Located<T>>, default: T) -> T {
-    found.map_or(default, |found| found.value)
-}
-
-/// Reads `approval`.
-pub(super) fn read(section: &Section<'_>) -> ApprovalConfig {
-    let ask = ApprovalConfig {
-        timeout: value_or(section.duration("timeout", ANY), Duration::from_secs(900)),
-        agent_waits: value_or(
-            section.duration_or_none("agent_waits", LONGER_THAN_MARGIN),
-            None,
-        ),
-        on_timeout: value_or(section.keyword("on_timeout", &[]), OnTimeout::Deny),
-        when_waiting: value_or(section.keyword("when_waiting", &[]), WhenWaiting::Hold),
-        remember: value_or(section.keyword("remember", &[]), RememberScope::Session),
-        approvers: read_approvers(section),
-        max_pending: value_or(
-            section.integer("max_pending", 1..=limits::APPROVALS_PER_POOL),
-            limits::APPROVALS_PER_POOL,
-        ),
-    };
-    section.reject_unknown_keys(&[], &[]);
-    ask
-}
 
 /// A child is stopped only if another one can load its session. `place` is that of `when_waiting`.
 pub(super) fn check_release_resumes(diagnostics: &Diagnostics, pool: &Pool, place: &Place) {
     if pool.approval.when_waiting != WhenWaiting::Release {
         return;
     }
-    let is_kept = pool.session == SessionScope::Slot && pool.restart.on_crash == OnCrash::Resume;
+    let is_kept =
+        pool.options.session == SessionScope::Slot && pool.restart.on_crash == OnCrash::Resume;
     if !is_kept || pool.restart.kind != RestartKind::Transient {
         let message =
             "a child can be stopped during an approval only if its session is loaded again";
@@ -134,25 +112,32 @@ pub(super) fn check_release_resumes(diagnostics: &Diagnostics, pool: &Pool, plac
 /// Help for `group:NAME`: a system group cannot reach the socket, which only its owner can.
 const GROUPS: &str = "the socket belongs to the supervisor's user alone, so a system group cannot reach it: put a token into the directory approvers of the state directory, give it to the members of the group, and name the token here";
 
-fn read_approvers(section: &Section<'_>) -> Vec<Approver> {
-    let Some(found) = section.texts_like("approvers", PATTERN) else {
-        return vec![Approver::Owner];
-    };
-    let mut approvers = Vec::new();
-    for name in found.value {
-        match Approver::new(&name.value) {
-            None => {
-                let message = format!(
-                    "approver {} must be \"owner\" or the name of a token, of lower-case letters, digits and \"-\"",
-                    quote(&name.value)
-                );
-                let help = name.value.starts_with("group:").then(|| GROUPS.to_owned());
-                section.diagnostics.report(&name.place, message, help);
+/// A list of approvers, each once.
+struct Approvers;
+
+impl Format<Vec<Approver>> for Approvers {
+    fn read(&self, item: &Entry<'_>) -> Option<Vec<Approver>> {
+        let mut approvers = Vec::new();
+        for (name, item) in item.texts_like(PATTERN)? {
+            match Approver::new(&name) {
+                None => {
+                    let message = format!(
+                        "approver {} must be \"owner\" or the name of a token, of lower-case letters, digits and \"-\"",
+                        quote(&name)
+                    );
+                    let help = name.starts_with("group:").then(|| GROUPS.to_owned());
+                    item.report(message, help);
+                }
+                // A repeated name has no further effect.
+                Some(approver) if approvers.contains(&approver) => {}
+                Some(approver) => approvers.push(approver),
             }
-            // A repeated name has no further effect.
-            Some(approver) if approvers.contains(&approver) => {}
-            Some(approver) => approvers.push(approver),
         }
+        Some(approvers)
     }
-    approvers
+
+    fn show(&self, approvers: &Vec<Approver>) -> Option<Value> {
+        let names = approvers.iter().map(ToString::to_string);
+        Some(names.collect::<Vec<_>>().into())
+    }
 }

@@ -137,7 +137,7 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool) {
             pool.launcher
         );
         section.diagnostics.report(&item.place, message, None);
-    } else if pool.session == SessionScope::Slot && !pool.check.is_empty() {
+    } else if pool.options.session == SessionScope::Slot && !pool.check.is_empty() {
         let message = "cache with session = \"slot\" excludes a check: the check would run beside the agent on the same files";
         let help = Some("use session = \"task\"".to_owned());
         section.diagnostics.report(&item.place, message, help);

@@ -109,10 +109,10 @@ impl Pool {
             )),
             PermissionCoverage::Never => gaps.push("the agent never asks".to_owned()),
         }
-        if self.guard == Guard::Sandbox {
+        if self.options.guard == Guard::Sandbox {
             gaps.push("guard sandbox: the policy answers permission requests, but only the sandbox is relied on".to_owned());
         }
-        if self.guard_off {
+        if self.options.guard_off {
             gaps.push("guard off: the policy lacks the built-in guard".to_owned());
         }
         gaps
@@ -163,7 +163,7 @@ impl Pool {
             OnCrash::Resume => "a crashed session is loaded again for the next task",
             OnCrash::Retry => "a crashed task is sent again, once",
         };
-        let guard = match (self.launcher, self.guard) {
+        let guard = match (self.launcher, self.options.guard) {
             (launcher, Guard::PolicyAndSandbox) if launcher.is_unsandboxed() => {
                 "policy (there is no sandbox)"
             }
@@ -206,7 +206,7 @@ impl Pool {
                 restart.kind,
                 plural(restart.budget as usize, "failure"),
                 show_duration(restart.window),
-                plural(self.attempts as usize, "attempt")
+                plural(self.options.attempts as usize, "attempt")
             ),
             format!("  weak     {gaps}"),
         ];
@@ -296,10 +296,13 @@ pub(super) fn collect_notes(config: &Config) -> Vec<String> {
                 "pool {name}: the policy evaluates actions that the agent does not ask for only after they happen"
             ));
         }
-        if pool.attempts > 1 && pool.restart.on_crash == OnCrash::Report && pool.check.is_empty() {
+        if pool.options.attempts > 1
+            && pool.restart.on_crash == OnCrash::Report
+            && pool.check.is_empty()
+        {
             notes.push(format!(
                 "pool {name}: attempts = {} has no effect without on_crash = \"retry\" or a check",
-                pool.attempts
+                pool.options.attempts
             ));
         }
     }

@@ -4,41 +4,50 @@
 //! Must not know sockets, DNS or TLS.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use toml::Value;
+
 use super::error::quote;
-use super::table::Section;
+use super::settings::{ANY_TIME, Format, Integer, Size, Time, settings};
+use super::table::{Entry, Section};
 use super::types::{Network, Pool};
 use marshal_model::limits;
 
-/// The rules of an egress proxy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Egress {
-    /// The allowed hosts; if empty, none is reached.
-    pub allow: Vec<AllowedHost>,
-    /// The limit of concurrent connections of one slot.
-    pub connections: u16,
-    /// The limit of new connections of one slot per minute.
-    pub per_minute: u32,
-    /// The limit of bytes that one connection sends.
-    pub sent_max: u64,
-    /// The limit of bytes that one connection receives.
-    pub received_max: u64,
-    /// The timeouts of a connection.
-    pub timeouts: EgressTimeouts,
+settings! {
+    /// The rules of an egress proxy.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Egress {
+        /// The allowed hosts; if empty, none is reached.
+        allow: Vec<AllowedHost> = Vec::new(), Hosts;
+        /// The limit of concurrent connections of one slot.
+        connections: u16 = 32, Integer(1..=limits::EGRESS_CONNECTIONS);
+        /// The limit of new connections of one slot per minute.
+        per_minute: u32 = 600, Integer(1..=limits::EGRESS_PER_MINUTE);
+        /// The limit of bytes that one connection sends.
+        sent_max: u64 = 256 * MIB, Size(KIB..=TIB);
+        /// The limit of bytes that one connection receives.
+        received_max: u64 = 8 * GIB, Size(KIB..=TIB);
+        ;
+        /// The timeouts of a connection.
+        timeouts: EgressTimeouts = EgressTimeouts::default();
+    }
 }
 
-/// The timeouts of a connection's steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EgressTimeouts {
-    /// Until a CONNECT is read completely, and from its response until the first TLS message is.
-    pub request: Duration,
-    /// Until the host's name is resolved and the connection is established.
-    pub connect: Duration,
-    /// The longest time without a byte in either direction.
-    pub idle: Duration,
-    /// From the first transferred byte to the end.
-    pub total: Duration,
+settings! {
+    /// The timeouts of a connection's steps.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct EgressTimeouts {
+        /// Until a CONNECT is read completely, and from its response until the first TLS message is.
+        request: Duration = 10 * SECOND, Time(OPENING);
+        /// Until the host's name is resolved and the connection is established.
+        connect: Duration = 10 * SECOND, Time(OPENING);
+        /// The longest time without a byte in either direction.
+        idle: Duration = 300 * SECOND, Time(ANY_TIME);
+        /// From the first transferred byte to the end.
+        total: Duration = 3600 * SECOND, Time(ANY_TIME);
+    }
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -47,23 +56,8 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
-impl Default for Egress {
-    fn default() -> Self {
-        Self {
-            allow: Vec::new(),
-            connections: 32,
-            per_minute: 600,
-            sent_max: 256 * MIB,
-            received_max: 8 * GIB,
-            timeouts: EgressTimeouts {
-                request: 10 * SECOND,
-                connect: 10 * SECOND,
-                idle: 300 * SECOND,
-                total: 3600 * SECOND,
-            },
-        }
-    }
-}
+/// How long the opening of a connection may take.
+const OPENING: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
 
 /// One line of an allow-list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -216,46 +210,41 @@ impl fmt::Display for AllowedHost {
     }
 }
 
+/// A list of allowed hosts.
+struct Hosts;
+
+impl Format<Vec<AllowedHost>> for Hosts {
+    fn read(&self, item: &Entry<'_>) -> Option<Vec<AllowedHost>> {
+        let lines = item.texts_like(ALLOW_PATTERN)?;
+        if lines.len() > limits::EGRESS_HOSTS {
+            let message = format!("a list has at most {} hosts", limits::EGRESS_HOSTS);
+            item.report(message, None);
+        }
+        let parse = |(line, item): (String, Entry<'_>)| match AllowedHost::parse(&line) {
+            Ok(allowed) => Some(allowed),
+            Err(why) => {
+                let message = format!(
+                    "expected a host such as \"api.example.com:443\" or \"*.example.com:443\", found {}: {why}",
+                    quote(&line)
+                );
+                item.report(message, None);
+                None
+            }
+        };
+        Some(lines.into_iter().filter_map(parse).collect())
+    }
+
+    fn show(&self, hosts: &Vec<AllowedHost>) -> Option<Value> {
+        let lines = hosts.iter().map(ToString::to_string);
+        Some(lines.collect::<Vec<_>>().into())
+    }
+}
+
 /// Reads the keys of a table; `base` has the defaults.
 pub(super) fn read(section: &Section<'_>, base: &Egress) -> Egress {
-    let mut egress = base.clone();
-    if let Some(list) = section.texts_like("allow", ALLOW_PATTERN) {
-        if list.value.len() > limits::EGRESS_HOSTS {
-            let message = format!("a list has at most {} hosts", limits::EGRESS_HOSTS);
-            section.diagnostics.report(&list.place, message, None);
-        }
-        egress.allow.clear();
-        for line in list.value {
-            match AllowedHost::parse(&line.value) {
-                Ok(allowed) => egress.allow.push(allowed),
-                Err(why) => {
-                    let message = format!(
-                        "expected a host such as \"api.example.com:443\" or \"*.example.com:443\", found {}: {why}",
-                        quote(&line.value)
-                    );
-                    section.diagnostics.report(&line.place, message, None);
-                }
-            }
-        }
-    }
-    let connections = section.integer("connections", 1..=limits::EGRESS_CONNECTIONS);
-    egress.connections = connections.map_or(egress.connections, |found| found.value);
-    let per_minute = section.integer("per_minute", 1..=limits::EGRESS_PER_MINUTE);
-    egress.per_minute = per_minute.map_or(egress.per_minute, |found| found.value);
-    let sent_max = section.size("sent_max", KIB..=TIB);
-    egress.sent_max = sent_max.map_or(egress.sent_max, |found| found.value);
-    let received_max = section.size("received_max", KIB..=TIB);
-    egress.received_max = received_max.map_or(egress.received_max, |found| found.value);
+    let mut egress = Egress::read_keys(section, base);
     let table = section.section("timeouts");
-    let read = |name, time: &mut Duration, most: Duration| {
-        let found = table.duration(name, Duration::from_millis(1)..=most);
-        *time = found.map_or(*time, |found| found.value);
-    };
-    let timeouts = &mut egress.timeouts;
-    read("request", &mut timeouts.request, 60 * SECOND);
-    read("connect", &mut timeouts.connect, 60 * SECOND);
-    read("idle", &mut timeouts.idle, limits::CONFIG_DURATION);
-    read("total", &mut timeouts.total, limits::CONFIG_DURATION);
+    egress.timeouts = EgressTimeouts::read_keys(&table, &base.timeouts);
     table.reject_unknown_keys(&[], &[]);
     section.reject_unknown_keys(
         &[],

@@ -46,6 +46,7 @@ mod sandbox;
 mod sandbox_facts;
 mod sandbox_limits;
 mod schema;
+mod settings;
 mod show;
 mod site;
 mod ssh;
@@ -61,7 +62,6 @@ mod units;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -405,14 +405,27 @@ fn check_has_pools(root: &Section<'_>, table: &Section<'_>) {
 
 /// Reads `[supervisor]`.
 fn read_supervisor(section: &Section<'_>, dir: &Path, http: &HttpConfig) -> Supervisor {
-    let state_dir = section.get("state_dir").and_then(|item| item.text_like(paths::PATTERN_OR_EMPTY)).filter(|found| { let fault = paths::path_error(&found.value).filter(|_| !found.value.is_empty()); if let Some(fault) = fault { let help = "leave it out for $STATE_DIRECTORY, $XDG_STATE_HOME/marshal or ~/.local/state/marshal"; section.diagnostics.report(&found.place, fault, Some(help.to_owned())); } fault.is_none() && !found.value.is_empty() });
+    let state_dir = section
+        .get("state_dir")
+        .and_then(|item| item.text_like(paths::PATTERN_OR_EMPTY))
+        .filter(|found| !found.value.is_empty());
+    let state_dir = state_dir.filter(|found| {
+        let fault = paths::path_error(&found.value);
+        if let Some(fault) = fault {
+            let help = "leave it out for $STATE_DIRECTORY, $XDG_STATE_HOME/marshal or ~/.local/state/marshal";
+            section.diagnostics.report(&found.place, fault, Some(help.to_owned()));
+        }
+        fault.is_none()
+    });
     let listen = section
         .get("listen")
         .and_then(|item| http.read_listen(&item, section.diagnostics));
-    let log = section.keyword("log", &[]);
-    let max_children = section.integer("max_children", 1..=limits::MAX_CHILDREN);
-    let pause_after_denied = section.integer("pause_after_denied", 0..=1_000);
-    let journal = timing::read_journal(&section.section("journal"));
+    let mut supervisor = Supervisor::read_keys(section, &Supervisor::default());
+    let journal = section.section("journal");
+    supervisor.journal = JournalRetention::read_keys(&journal, &supervisor.journal);
+    journal.reject_unknown_keys(&[], &[]);
+    supervisor.state_dir = state_dir.map(|found| paths::absolute(dir, &found.value));
+    supervisor.listen = listen.unwrap_or(supervisor.listen);
     section.reject_unknown_keys(
         &["instance", "approvers"],
         &[
@@ -423,14 +436,7 @@ fn read_supervisor(section: &Section<'_>, dir: &Path, http: &HttpConfig) -> Supe
             ("retention", "journal.keep"),
         ],
     );
-    Supervisor {
-        state_dir: state_dir.map(|found| paths::absolute(dir, &found.value)),
-        listen: listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 7117))),
-        log: log.map_or(LogFormat::Auto, |found| found.value),
-        max_children: max_children.map_or(64, |found| found.value),
-        pause_after_denied: pause_after_denied.map_or(5, |found| found.value),
-        journal,
-    }
+    supervisor
 }
 
 /// Reads the table `policy`.

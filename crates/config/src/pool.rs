@@ -13,7 +13,7 @@ use toml::de::DeValue;
 
 use super::acp::{self, AcpSettings, AutoApproveModes};
 use super::agent::{self, Agent};
-use super::approval;
+use super::approval::{self, ApprovalConfig};
 use super::budget;
 use super::cache;
 use super::container;
@@ -35,8 +35,8 @@ use super::table::{Entry, Located, Place, Section, keywords, one_of};
 use super::timing;
 use super::types::{
     CacheDirs, ClientFs, Container, Egress, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool,
-    Route, RoutePort, Sandbox, SessionScope, ShellCwd, SlotShares, Timeouts, Workspace,
-    WorkspaceMode,
+    PoolOptions, Route, RoutePort, Sandbox, SessionScope, ShellCwd, SlotShares, Timeouts,
+    Workspace, WorkspaceMode,
 };
 use marshal_model::PoolName;
 use marshal_model::limits;
@@ -164,15 +164,10 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
     let (is_routed, egress) = read_egress(&section, network.as_ref(), context);
     let agent = agent::read(&section, preset, is_routed, context.dir);
     let launcher = section.keyword("launcher", &[]);
-    let (guard, guard_off) = (section.keyword("guard", &[]), section.boolean("guard_off"));
-    let pin = section.boolean("pin");
-    let (client_fs, client_terminal, client) = read_client_methods(&section);
-    let elicitation = section.boolean("client_elicitation");
     let (engine_tools, of_tools) = engine_tools::read(&section);
-    let attempts = section.integer("attempts", 1..=limits::ATTEMPTS);
     let (workspace, path, mode) = read_workspace(&section, context, launcher.as_ref());
     let (restart, on_crash) = timing::read_restart(&section.section("restart"));
-    let (timeouts, idle) = read_timeouts(&section);
+    let timeouts = section.section("timeouts");
     let blame = KeyPlaces {
         program: agent.program_place.clone(),
         launcher: place_or(launcher.as_ref(), &section.place),
@@ -182,30 +177,34 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         routes: section.get("routes").map(|item| item.place),
         egress: section.get("egress").map(|item| item.place),
         env: section.section("env").section("set").place,
-        guard: guard.as_ref().map(|found| found.place.clone()),
-        guard_off: guard_off.as_ref().map(|found| found.place.clone()),
-        pin: pin.as_ref().map(|found| found.place.clone()),
-        client,
-        elicitation: elicitation.as_ref().map(|found| found.place.clone()),
+        guard: section.place_of("guard"),
+        guard_off: section.place_of("guard_off"),
+        pin: section.place_of("pin"),
+        client: ["client_fs", "client_terminal"].map(|key| section.place_of(key)),
+        elicitation: section.place_of("client_elicitation"),
         engine_tools: of_tools,
         mode,
         path: path.clone(),
-        idle,
+        idle: timeouts.place_of("idle"),
         acp: acp::read(&section, context.is_discovered),
         acp_mode: section.get("mode").map(|item| item.place),
     };
     let launcher = value_or(launcher, Launcher::Unshare);
     let ssh_target = ssh::read(&section, context.dir, launcher);
     let env = environment::read(&section.section("env"), context.is_discovered, context.dir);
-    // What it wrote there stays.
-    let on_unasked_deny = match workspace.mode {
-        WorkspaceMode::Rw => OnUnaskedDeny::Interrupt,
-        _ => OnUnaskedDeny::Report,
+    let usual = PoolOptions {
+        on_unasked_deny: match workspace.mode {
+            // What it wrote there stays.
+            WorkspaceMode::Rw => OnUnaskedDeny::Interrupt,
+            _ => OnUnaskedDeny::Report,
+        },
+        ..PoolOptions::default()
     };
     let (workspace, env) =
         ssh::remote_workspace_and_env(&section, ssh_target.as_deref(), workspace, env);
     let (drain, stop) = timing::read_stop(&section.section("stop"));
     let mut pool = Pool {
+        options: PoolOptions::read_keys(&section, &usual),
         name: pool_name,
         size,
         max_size: most.as_ref().map_or(size, |found| found.value),
@@ -217,7 +216,6 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         program: None,
         command: agent.command,
         resume_args: agent.resume_args,
-        session: value_or(section.keyword("session", &[]), SessionScope::Task),
         dialect: agent.dialect,
         custom_dialect: agent.custom_dialect,
         model: agent.model,
@@ -225,7 +223,6 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         runner: Arc::new(runner::read(&section, context.dir)),
         permission_requests: agent.permission_requests,
         extractor: agent.extractor,
-        shell_cwd: value_or(section.keyword("shell_cwd", &[]), ShellCwd::Workspace),
         launcher,
         ssh: ssh_target,
         image: container::read_image(&section),
@@ -245,23 +242,15 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         caches: cache::read_pool_caches(&section, context.caches, context.is_discovered),
         home_files: read_home_files(&section, context),
         home_texts: agent.home_texts,
-        attempts: value_or(attempts, 1),
         check: read_check(&section),
         env,
         restart,
-        timeouts,
-        shares: read_shares(&section.section("shares")),
+        timeouts: read_table(&timeouts, Timeouts::read_keys),
+        shares: read_table(&section.section("shares"), SlotShares::read_keys),
         drain,
         stop,
-        approval: approval::read(&section.section("approval")),
+        approval: read_table(&section.section("approval"), ApprovalConfig::read_keys),
         budget: budget::read(&section.section("budget")),
-        guard: value_or(guard, Guard::PolicyAndSandbox),
-        guard_off: value_or(guard_off, false),
-        pin: value_or(pin, false),
-        on_unasked_deny: value_or(section.keyword("on_unasked_deny", &[]), on_unasked_deny),
-        client_fs,
-        client_terminal,
-        client_elicitation: value_or(elicitation, false),
         engine_tools,
         file_plane: file_plane::read(
             &section,
@@ -305,10 +294,8 @@ fn check_consistency(
     runner::check_consistency(section, pool, context.is_discovered.then_some(context.dir));
     engine_tools::check_consistency(section.diagnostics, pool, blame.engine_tools.as_ref());
     file_plane::check_consistency(section, pool);
-    let place = section
-        .section("approval")
-        .get("when_waiting")
-        .map_or(section.place.clone(), |item| item.place);
+    let waiting = section.section("approval").place_of("when_waiting");
+    let place = waiting.unwrap_or_else(|| section.place.clone());
     approval::check_release_resumes(section.diagnostics, pool, &place);
 }
 
@@ -326,11 +313,14 @@ fn read_egress(
     }
 }
 
-/// The deadlines, and the place of the idle deadline.
-fn read_timeouts(section: &Section<'_>) -> (Timeouts, Option<Place>) {
-    let timeouts = section.section("timeouts");
-    let idle = timeouts.get("idle").map(|item| item.place);
-    (timing::read_timeouts(&timeouts), idle)
+/// Reads a table of keys that stand for themselves, and have defaults.
+fn read_table<T: Default>(
+    section: &Section<'_>,
+    read_keys: impl FnOnce(&Section<'_>, &T) -> T,
+) -> T {
+    let table = read_keys(section, &T::default());
+    section.reject_unknown_keys(&[], &[]);
+    table
 }
 
 /// The settings of an agent that speaks ACP, with its preset's defaults.
@@ -341,21 +331,6 @@ fn acp_settings(agent: &Agent, draft: &AcpSettings) -> Arc<AcpSettings> {
         auto_approve_modes: AutoApproveModes::for_agent(&agent.name),
         ..draft.clone()
     })
-}
-
-/// The client methods that an agent may use, and the places of the keys.
-fn read_client_methods(section: &Section<'_>) -> (ClientFs, bool, [Option<Place>; 2]) {
-    let files = section.keyword("client_fs", &[]);
-    let terminal = section.boolean("client_terminal");
-    let places = [
-        files.as_ref().map(|found| found.place.clone()),
-        terminal.as_ref().map(|found| found.place.clone()),
-    ];
-    (
-        value_or(files, ClientFs::None),
-        value_or(terminal, false),
-        places,
-    )
 }
 
 fn value_or<T>(found: Option<Located<T>>, default: T) -> T {
@@ -562,14 +537,3 @@ fn read_check(section: &Section<'_>) -> Vec<String> {
 /// The help for what a discovered file may not do.
 pub(super) const TRUST_HELP: &str =
     "`marshal trust` says that you trust the file as it is; or name it with --config";
-
-/// Reads `shares`.
-fn read_shares(section: &Section<'_>) -> SlotShares {
-    let weight = |name| value_or(section.integer(name, 1..=100_u16), 1);
-    let shares = SlotShares {
-        tasks: weight("tasks"),
-        chats: weight("chats"),
-    };
-    section.reject_unknown_keys(&[], &[]);
-    shares
-}

@@ -15,29 +15,22 @@ use super::paths;
 use super::pool::{PoolDraft, TRUST_HELP};
 use super::presets;
 use super::sandbox::NAME_PATTERN;
+use super::settings::{Integer, Time, settings};
 use super::table::{Located, Section, one_of};
 use super::types::{Network, Pool};
 use marshal_model::limits::CHAT_ROUNDS;
 use marshal_model::{IdError, PoolName, RoleName, WorkspaceName};
 
-/// `[chat]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ChatConfig {
-    /// How long an idle chat keeps its agent.
-    pub idle: Duration,
-    /// How long an idle chat stays open.
-    pub close_after: Duration,
-    /// The default limit of turns of a chat of the mode `autonomous`.
-    pub rounds: u32,
-}
-
-impl Default for ChatConfig {
-    fn default() -> Self {
-        Self {
-            idle: Duration::from_secs(600),
-            close_after: Duration::from_secs(30 * 24 * 3600),
-            rounds: 20,
-        }
+settings! {
+    /// `[chat]`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct ChatConfig {
+        /// How long an idle chat keeps its agent.
+        idle: Duration = Duration::from_secs(600), Time(IDLE);
+        /// How long an idle chat stays open.
+        close_after: Duration = Duration::from_secs(30 * 24 * 3600), Time(CLOSE_AFTER);
+        /// The default limit of turns of a chat of the mode `autonomous`.
+        rounds: u32 = 20, Integer(1..=CHAT_ROUNDS);
     }
 }
 
@@ -73,16 +66,9 @@ const INSTRUCTIONS_BYTES: usize = 64 << 10;
 
 /// Reads the table `chat`.
 pub(super) fn read_chat(section: &Section<'_>) -> ChatConfig {
-    let idle = section.duration("idle", IDLE);
-    let close_after = section.duration("close_after", CLOSE_AFTER);
-    let rounds = section.integer("rounds", 1..=CHAT_ROUNDS);
+    let chat = ChatConfig::read_keys(section, &ChatConfig::default());
     section.reject_unknown_keys(&[], &[("role", "role"), ("workspace", "workspace")]);
-    let none = ChatConfig::default();
-    ChatConfig {
-        idle: idle.map_or(none.idle, |found| found.value),
-        close_after: close_after.map_or(none.close_after, |found| found.value),
-        rounds: rounds.map_or(none.rounds, |found| found.value),
-    }
+    chat
 }
 
 /// Reads the table `role`. `names` are those of all pools that the file has, faulty ones too.

@@ -4,42 +4,51 @@
 //! Must not know TOML, HTTP libraries or sockets.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::settings::{ANY_TIME, Integer, Size, Switch, Time, settings};
 use super::types::Secret;
+use marshal_model::limits;
 
-/// One route of the model proxy.
-#[derive(Debug, Clone)]
-pub struct Route {
-    /// The route's name.
-    pub name: String,
-    /// The upstream that requests are sent to.
-    pub upstream: Upstream,
-    /// The header that carries the key, in lower case.
-    pub header: String,
-    /// The prefix of the key in that header, such as `Bearer `.
-    pub prefix: String,
-    /// The key; `None` only for a loopback upstream.
-    pub secret: Option<Secret>,
-    /// The allowed requests; never empty.
-    pub allow: Vec<AllowedRequest>,
-    /// Names of query parameters that pass; a request with any other is refused.
-    pub query: Vec<String>,
-    /// The loopback port inside the sandbox.
-    pub port: u16,
-    /// The longest request body, in bytes.
-    pub body_max: u64,
-    /// Whether bodies may name tools that the provider runs, remote servers and remote files.
-    pub server_tools: bool,
-    /// Certificate authorities instead of the built-in ones.
-    pub ca: Option<CertificateAuthorities>,
-    /// Connections of one slot to this route at the same time; one more is refused.
-    pub connections: u16,
-    /// Deadlines.
-    pub timeouts: RouteTimeouts,
+settings! {
+    /// One route of the model proxy.
+    #[derive(Debug, Clone)]
+    pub struct Route {
+        /// The longest request body, in bytes.
+        body_max: u64 = 32 << 20, Size(BODY_BYTES);
+        /// Whether bodies may name tools that the provider runs, remote servers and remote files.
+        server_tools: bool = false, Switch;
+        /// Connections of one slot to this route at the same time; one more is refused.
+        connections: u16 = 16, Integer(1..=limits::ROUTE_CONNECTIONS);
+        ;
+        /// The route's name.
+        name: String = String::new();
+        /// The upstream that requests are sent to.
+        upstream: Upstream = Upstream { tls: true, authority: String::new(), base_path: String::new() };
+        /// The header that carries the key, in lower case.
+        header: String = "authorization".to_owned();
+        /// The prefix of the key in that header.
+        prefix: String = "Bearer ".to_owned();
+        /// The key; `None` only for a loopback upstream.
+        secret: Option<Secret> = None;
+        /// The allowed requests; never empty.
+        allow: Vec<AllowedRequest> = Vec::new();
+        /// Names of query parameters that pass; a request with any other is refused.
+        query: Vec<String> = Vec::new();
+        /// The loopback port inside the sandbox.
+        port: u16 = 0;
+        /// Certificate authorities instead of the built-in ones.
+        ca: Option<CertificateAuthorities> = None;
+        /// Deadlines.
+        timeouts: RouteTimeouts = RouteTimeouts::default();
+    }
 }
+
+/// The proxy holds several bodies in memory at the same time.
+const BODY_BYTES: RangeInclusive<u64> = 1 << 10..=limits::ROUTE_BODIES_BYTES as u64 / 4;
 
 impl Route {
     /// The base URL inside the sandbox.
@@ -49,17 +58,19 @@ impl Route {
     }
 }
 
-/// `[route.NAME] timeouts = { … }`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RouteTimeouts {
-    /// Until the connection to the upstream is established, including TLS.
-    pub connect: Duration,
-    /// Until a request from the sandbox is read completely.
-    pub request: Duration,
-    /// From sending the request until the head of the response.
-    pub answer: Duration,
-    /// Between two pieces of the response.
-    pub idle: Duration,
+settings! {
+    /// `[route.NAME] timeouts = { … }`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct RouteTimeouts {
+        /// Until the connection to the upstream is established, including TLS.
+        connect: Duration = Duration::from_secs(10), Time(ANY_TIME);
+        /// Until a request from the sandbox is read completely.
+        request: Duration = Duration::from_secs(60), Time(ANY_TIME);
+        /// From sending the request until the head of the response.
+        answer: Duration = Duration::from_secs(600), Time(ANY_TIME);
+        /// Between two pieces of the response.
+        idle: Duration = Duration::from_secs(300), Time(ANY_TIME);
+    }
 }
 
 /// The address of an upstream.

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
 
 use super::environment::{self, SECRET_PATTERN};
 use super::error::quote;
@@ -18,7 +17,6 @@ use super::route::{
 use super::sandbox::{self, NAME_PATTERN};
 use super::table::{Located, Section};
 use super::types::{Secret, SecretSource};
-use marshal_model::limits;
 
 /// A provider that is built in.
 struct Provider {
@@ -103,13 +101,6 @@ const PROXY_HEADERS: &[&str] = &[
     "upgrade",
     "expect",
 ];
-
-const SECOND: Duration = Duration::from_secs(1);
-const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
-
-/// The highest `max_body`, in bytes; the proxy holds several bodies in memory at the same time.
-const MAX_BODY_BYTES: u64 = limits::ROUTE_BODIES_BYTES as u64 / 4;
 
 /// The first port that is derived from a route's name, and the number of such ports.
 const ASSIGNED_PORTS: (u16, u16) = (20_000, 10_000);
@@ -210,27 +201,7 @@ pub(super) fn is_built_in(route: &Route) -> bool {
 fn default_route(name: &str) -> Route {
     Route {
         name: name.to_owned(),
-        upstream: Upstream {
-            tls: true,
-            authority: String::new(),
-            base_path: String::new(),
-        },
-        header: "authorization".to_owned(),
-        prefix: default_prefix("authorization").to_owned(),
-        secret: None,
-        allow: Vec::new(),
-        query: Vec::new(),
-        port: 0,
-        body_max: 32 * MIB,
-        server_tools: false,
-        ca: None,
-        connections: 16,
-        timeouts: RouteTimeouts {
-            connect: 10 * SECOND,
-            request: 60 * SECOND,
-            answer: 600 * SECOND,
-            idle: 300 * SECOND,
-        },
+        ..Route::default()
     }
 }
 
@@ -250,7 +221,8 @@ fn read(
     dir: &Path,
 ) -> (Route, Option<Located<u16>>) {
     let is_known = base.is_some();
-    let mut route = base.unwrap_or_else(|| default_route(name));
+    let base = base.unwrap_or_else(|| default_route(name));
+    let mut route = Route::read_keys(section, &base);
     let elsewhere = read_upstream(section, &mut route, is_known);
     if elsewhere {
         // The built-in secret is sent only to the built-in upstream.
@@ -293,12 +265,6 @@ fn read(
     }
     let port = section.integer("port", 1024..=65_535_u16);
     route.port = port.as_ref().map_or(0, |port| port.value);
-    let body_max = section.size("body_max", KIB..=MAX_BODY_BYTES);
-    route.body_max = body_max.map_or(route.body_max, |found| found.value);
-    let server_tools = section.boolean("server_tools");
-    route.server_tools = server_tools.map_or(route.server_tools, |found| found.value);
-    let connections = section.integer("connections", 1..=limits::ROUTE_CONNECTIONS);
-    route.connections = connections.map_or(route.connections, |found| found.value);
     if let Some(found) = section
         .get("ca")
         .and_then(|item| item.text_like(paths::PATTERN))
@@ -311,7 +277,9 @@ fn read(
             pem: None,
         });
     }
-    read_timeouts(&section.section("timeouts"), &mut route.timeouts);
+    let timeouts = section.section("timeouts");
+    route.timeouts = RouteTimeouts::read_keys(&timeouts, &route.timeouts);
+    timeouts.reject_unknown_keys(&[], &[]);
     section.reject_unknown_keys(
         &["models"],
         &[
@@ -442,19 +410,6 @@ fn read_allow(section: &Section<'_>, route: &mut Route) {
         );
         section.diagnostics.report(&line.place, message, None);
     }
-}
-
-fn read_timeouts(section: &Section<'_>, timeouts: &mut RouteTimeouts) {
-    let most = limits::CONFIG_DURATION;
-    let read = |name, time: &mut Duration| {
-        let found = section.duration(name, Duration::from_millis(1)..=most);
-        *time = found.map_or(*time, |found| found.value);
-    };
-    read("connect", &mut timeouts.connect);
-    read("request", &mut timeouts.request);
-    read("answer", &mut timeouts.answer);
-    read("idle", &mut timeouts.idle);
-    section.reject_unknown_keys(&[], &[]);
 }
 
 #[cfg(test)]

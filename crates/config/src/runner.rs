@@ -2,6 +2,7 @@
 //!
 //! Owns the keys of that table and what they exclude. Must not know how a command is executed.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use super::error::quote;
 use super::paths;
 use super::pool::{PoolDraft, TRUST_HELP};
 use super::role::RegisteredWorkspace;
-use super::table::{Place, Section};
+use super::settings::{Keyword, Optional, Pattern, Text, Time, settings};
+use super::table::{Place, Section, keywords};
 use super::trusted::writable_dirs;
 use super::types::{DialectName, Pool};
 use marshal_wire::skillpilot::marker::{MarkerTemplate, PayloadTemplate, ToolKind};
@@ -25,88 +27,73 @@ pub const LEASE: Duration = Duration::from_secs(60);
 /// The JSON-schema pattern of `kind`.
 const KIND_PATTERN: &str = "^[a-z][a-z0-9_-]{0,31}$";
 
-/// How a tool is driven.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Runner {
-    /// The kind of the tool, as in a command's `kind`.
-    pub kind: String,
-    /// How it prints a marker; `None` uses the kind's template.
-    pub marker: Option<String>,
-    /// How a payload is wrapped into one line; `None` uses the kind's template.
-    pub unit: Option<String>,
-    /// The first line that is sent to it.
-    pub init: Option<String>,
-    /// A directory of this host for the session's files; `None` means one in the session's home.
-    pub dir: Option<PathBuf>,
-    /// The timeout of a command.
-    pub timeout: Duration,
-    /// How a command is cancelled.
-    pub cancel: CancelPolicy,
-    /// How long the Runner keeps running without a renewal of its lease; `None` means [`LEASE`], or
-    /// no lease for a Runner that marshal does not start.
-    pub lease: Option<Duration>,
-    /// The interval of its heartbeat.
-    pub heartbeat: Duration,
-    /// How often the directory is read where the kernel does not report changes.
-    pub poll: Duration,
-}
-
-impl Default for Runner {
-    fn default() -> Self {
-        Self {
-            kind: "tcl".to_owned(),
-            marker: None,
-            unit: None,
-            init: None,
-            dir: None,
-            timeout: Duration::from_secs(TIMEOUT_S),
-            cancel: CancelPolicy::CtrlC,
-            lease: None,
-            heartbeat: Duration::from_secs(5),
-            poll: Duration::from_secs(1),
-        }
+settings! {
+    /// How a tool is driven.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Runner {
+        /// The kind of the tool, as in a command's `kind`.
+        kind: String = "tcl".to_owned(), Pattern(KIND_PATTERN);
+        /// How it prints a marker; `None` uses the kind's template.
+        marker: Option<String> = None, Optional(Text);
+        /// How a payload is wrapped into one line; `None` uses the kind's template.
+        unit: Option<String> = None, Optional(Text);
+        /// The first line that is sent to it.
+        init: Option<String> = None, Optional(Text);
+        /// The timeout of a command.
+        timeout: Duration = Duration::from_secs(TIMEOUT_S), Time(SECOND..=LONGEST);
+        /// How a command is cancelled.
+        cancel: CancelPolicy = CancelPolicy::CtrlC, Keyword;
+        /// How long the Runner keeps running without a renewal of its lease; `None` means [`LEASE`],
+        /// or no lease for a Runner that marshal does not start.
+        lease: Option<Duration> = None, Optional(Time(3 * SECOND..=LONGEST));
+        /// The interval of its heartbeat.
+        heartbeat: Duration = 5 * SECOND, Time(BEATS);
+        /// How often the directory is read where the kernel does not report changes.
+        poll: Duration = SECOND, Time(BEATS);
+        ;
+        /// A directory of this host for the session's files; `None` means one in the session's home.
+        dir: Option<PathBuf> = None;
     }
 }
+
+keywords!(CancelPolicy);
+
+const SECOND: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(TIMEOUT_MAX_S);
+const BEATS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
 
 /// Reads the table, if the pool has one.
 pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
     let table = pool.section("runner");
     let diagnostics = pool.diagnostics;
-    let usual = Runner::default();
-    let kind = table
-        .get("kind")
-        .and_then(|item| item.text_like(KIND_PATTERN));
-    let marker = table.get("marker").and_then(|item| item.text());
-    let unit = table.get("unit").and_then(|item| item.text());
-    let init = table.get("init").and_then(|item| item.text());
-    if let Some(found) = &marker
-        && let Err(error) = MarkerTemplate::new(&found.value)
+    let mut runner = Runner::read_keys(&table, &Runner::default());
+    let report = |key, message: String, help| {
+        if let Some(place) = table.place_of(key) {
+            diagnostics.report(&place, message, help);
+        }
+    };
+    if let Some(marker) = &runner.marker
+        && let Err(error) = MarkerTemplate::new(marker)
     {
-        diagnostics.report(&found.place, error, None);
+        report("marker", error.to_string(), None);
     }
-    if let Some(found) = &unit
-        && let Err(error) = PayloadTemplate::new(&found.value)
+    if let Some(unit) = &runner.unit
+        && let Err(error) = PayloadTemplate::new(unit)
     {
-        diagnostics.report(&found.place, error, None);
+        report("unit", error.to_string(), None);
     }
-    if let Some(found) = &init
-        && found.value.contains(|c: char| c.is_control())
-    {
-        diagnostics.report(
-            &found.place,
-            "init is one line, without control characters",
-            None,
-        );
+    let init = runner.init.as_deref().unwrap_or_default();
+    if init.contains(|c: char| c.is_control()) {
+        let message = "init is one line, without control characters";
+        report("init", message.to_owned(), None);
     }
-    if let (Some(kind), None) = (&kind, &marker)
-        && ToolKind::find(&kind.value).is_none()
-    {
+    if table.get("marker").is_none() && ToolKind::find(&runner.kind).is_none() {
         let message = format!(
             "how a tool of the kind {} prints a marker is not known: the table needs marker",
-            quote(&kind.value)
+            quote(&runner.kind)
         );
         let help = r#"for example: marker = 'print("{head}" "{tail}")'"#;
-        diagnostics.report(&kind.place, message, Some(help.to_owned()));
+        report("kind", message, Some(help.to_owned()));
     }
     let runner_dir = table
         .get("dir")
@@ -116,23 +103,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
     {
         diagnostics.report(&found.place, fault, None);
     }
-    let cancel = table.get("cancel").and_then(|item| {
-        let words = CancelPolicy::ALL.map(|(_, word)| word);
-        let found = item.text_among(&words)?;
-        let policy = CancelPolicy::parse(&found.value);
-        if policy.is_none() {
-            let expected = super::table::one_of(&words);
-            item.report_unknown(&found.value, &words, &[], &expected);
-        }
-        policy
-    });
-    let second = Duration::from_secs(1);
-    let longest = Duration::from_secs(TIMEOUT_MAX_S);
-    let beats = Duration::from_millis(100)..=Duration::from_secs(60);
-    let timeout = table.duration("timeout", second..=longest);
-    let lease = table.duration("lease", 3 * second..=longest);
-    let heartbeat = table.duration("heartbeat", beats.clone());
-    let poll = table.duration("poll", beats);
+    runner.dir = runner_dir.map(|found| paths::absolute(dir, &found.value));
     table.reject_unknown_keys(
         &[],
         &[
@@ -141,21 +112,7 @@ pub(super) fn read(pool: &Section<'_>, dir: &Path) -> Runner {
             ("tool", "command"),
         ],
     );
-    let value = |found: Option<super::table::Located<Duration>>, usual| {
-        found.map_or(usual, |found| found.value)
-    };
-    Runner {
-        kind: kind.map_or(usual.kind, |found| found.value),
-        marker: marker.map(|found| found.value),
-        unit: unit.map(|found| found.value),
-        init: init.map(|found| found.value),
-        dir: runner_dir.map(|found| paths::absolute(dir, &found.value)),
-        timeout: value(timeout, usual.timeout),
-        cancel: cancel.unwrap_or(usual.cancel),
-        lease: lease.map(|found| found.value),
-        heartbeat: value(heartbeat, usual.heartbeat),
-        poll: value(poll, usual.poll),
-    }
+    runner
 }
 
 /// Checks launcher, dialect and the table against each other.

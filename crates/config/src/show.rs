@@ -14,7 +14,6 @@ mod top_tables;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use toml::{Table, Value};
 
@@ -22,8 +21,7 @@ use super::environment::{self, REDACTED};
 use super::presets::{self, Preset};
 use super::route_table;
 use super::types::{
-    Config, DialectName, Env, Extractor, JournalRetention, Pool, Restart, Route, Sandbox, Seccomp,
-    StopTimeouts, Supervisor, Timeouts,
+    Config, DialectName, Env, Extractor, Pool, Route, Sandbox, Seccomp, Supervisor,
 };
 use super::units::{show_duration, show_size};
 use marshal_model::untrusted;
@@ -37,7 +35,7 @@ pub struct EffectiveConfig {
 
 /// One table with a header of its own.
 #[derive(Debug)]
-struct RenderedTable {
+pub(crate) struct RenderedTable {
     /// The header's parts.
     header: Vec<String>,
     /// Comments above it, one line each.
@@ -62,7 +60,7 @@ impl RenderedTable {
     }
 
     /// Adds a key if it has a value.
-    fn put_optional(&mut self, key: &str, value: Option<impl Into<Value>>) {
+    pub(crate) fn put_optional(&mut self, key: &str, value: Option<impl Into<Value>>) {
         if let Some(value) = value {
             self.put(key, value);
         }
@@ -218,33 +216,12 @@ fn table_at<'t>(root: &'t mut Table, path: &[String]) -> Option<&'t mut Table> {
 }
 
 fn supervisor_table(supervisor: &Supervisor) -> RenderedTable {
-    let Supervisor {
-        state_dir,
-        listen,
-        log,
-        max_children,
-        pause_after_denied,
-        journal,
-    } = supervisor;
-    let JournalRetention {
-        keep,
-        max_size,
-        session_max,
-        min_free,
-    } = journal;
     let mut table = RenderedTable::new(&["supervisor"]);
-    table.put(
-        "state_dir",
-        state_dir.as_deref().map_or_else(|| text(""), path),
-    );
-    table.put("listen", listen.to_string());
-    table.put("log", log.as_str());
-    table.put("max_children", i64::from(*max_children));
-    table.put("pause_after_denied", i64::from(*pause_after_denied));
-    table.put("journal.keep", or_none(*keep));
-    table.put("journal.max_size", show_size(*max_size));
-    table.put("journal.session_max", show_size(*session_max));
-    table.put("journal.min_free", show_size(*min_free));
+    let state_dir = supervisor.state_dir.as_deref();
+    table.put("state_dir", state_dir.map_or_else(|| text(""), path));
+    table.put("listen", supervisor.listen.to_string());
+    supervisor.show_keys(&mut table, "");
+    supervisor.journal.show_keys(&mut table, "journal.");
     table
 }
 
@@ -254,9 +231,9 @@ fn pool_table(pool: &Pool) -> RenderedTable {
         name,
         size,
         max_size,
+        options,
         command,
         resume_args,
-        session,
         // What is written of it is both.
         dialect: _,
         custom_dialect: _,
@@ -272,7 +249,6 @@ fn pool_table(pool: &Pool) -> RenderedTable {
         runner: of_runner,
         permission_requests,
         extractor,
-        shell_cwd,
         launcher,
         ssh: far,
         image,
@@ -289,7 +265,6 @@ fn pool_table(pool: &Pool) -> RenderedTable {
         home_files,
         // Of the agent.
         home_texts: _,
-        attempts,
         check,
         env,
         restart: of_restart,
@@ -297,16 +272,9 @@ fn pool_table(pool: &Pool) -> RenderedTable {
         shares,
         drain,
         stop: of_stop,
-        approval: of_ask,
+        approval: of_approval,
         budget: of_budget,
-        guard,
-        guard_off,
-        pin,
-        on_unasked_deny,
-        client_fs,
         engine_tools,
-        client_terminal,
-        client_elicitation,
         file_plane,
     } = pool;
     let mut table = RenderedTable::new(&["pool", name.as_str()]);
@@ -337,7 +305,6 @@ fn pool_table(pool: &Pool) -> RenderedTable {
     }
     table.put("permission_requests", permission_requests.as_str());
     table.put("extractor", extractor_value(extractor));
-    table.put("shell_cwd", shell_cwd.as_str());
     table.put("launcher", launcher.as_str());
     if launcher.has_sandbox() {
         table.put("sandbox", sandbox.as_str());
@@ -349,34 +316,26 @@ fn pool_table(pool: &Pool) -> RenderedTable {
     ssh::put(&mut table, far.as_deref(), *network);
     routes::put_routes(&mut table, routes);
     if let Some(rules) = of_egress {
-        top_tables::put_egress(&mut table, "egress.", rules);
+        top_tables::show_egress(&mut table, "egress.", rules);
     }
     table.put("policy", policy.as_str());
     table.put_optional("shadow_policy", shadow_policy.as_deref());
     table.put_optional("delegate", delegate.clone());
-    table.put("guard", guard.as_str());
-    table.put("guard_off", *guard_off);
-    table.put("pin", *pin);
-    table.put("on_unasked_deny", on_unasked_deny.as_str());
-    table.put("client_fs", client_fs.as_str());
-    table.put("client_terminal", *client_terminal);
-    table.put("client_elicitation", *client_elicitation);
+    options.show_keys(&mut table, "");
     let engine_tools = engine_tools.iter().map(|tool| text(tool.as_str()));
     table.put("engine_tools", engine_tools.collect::<Vec<_>>());
     if far.is_none() {
         ssh::put_files(&mut table, workspace, *launcher, home_files);
     }
-    table.put("session", session.as_str());
-    table.put("attempts", i64::from(*attempts));
     table.put("check", texts(check));
     put_env(&mut table, env, known.filter(|_| *is_preset));
-    put_restart(&mut table, of_restart);
-    put_timeouts(&mut table, of_timeouts);
-    put_stop(&mut table, *drain, *of_stop);
-    table.put("shares.tasks", i64::from(shares.tasks));
-    table.put("shares.chats", i64::from(shares.chats));
-    routes::rate_limit(&mut table, *of_rate_limit);
-    pool_keys::put_approval(&mut table, of_ask);
+    of_restart.show_keys(&mut table, "restart.");
+    of_timeouts.show_keys(&mut table, "timeouts.");
+    table.put("stop.drain", show_duration(*drain));
+    of_stop.show_keys(&mut table, "stop.");
+    shares.show_keys(&mut table, "shares.");
+    of_rate_limit.show_keys(&mut table, "rate_limit.");
+    of_approval.show_keys(&mut table, "approval.");
     top_tables::put_budget(&mut table, of_budget);
     pool_keys::put_file_plane(&mut table, file_plane.as_ref());
     table
@@ -416,76 +375,6 @@ fn put_env(table: &mut RenderedTable, env: &Env, preset: Option<&Preset>) {
     entries.sort_by(|(a, _), (b, _)| a.cmp(b));
     table.put_named("env.set", entries);
     table.put("env.path_add", paths(path_add));
-}
-
-fn put_restart(table: &mut RenderedTable, restart: &Restart) {
-    let Restart {
-        kind,
-        budget,
-        window,
-        base,
-        max,
-        reset_after,
-        on_crash,
-        never_codes,
-    } = restart;
-    table.put("restart.kind", kind.as_str());
-    table.put("restart.budget", i64::from(*budget));
-    for (key, time) in [
-        ("window", window),
-        ("base", base),
-        ("max", max),
-        ("reset_after", reset_after),
-    ] {
-        table.put(&format!("restart.{key}"), show_duration(*time));
-    }
-    table.put("restart.on_crash", on_crash.as_str());
-    let codes: Vec<Value> = never_codes
-        .iter()
-        .map(|code| i64::from(*code).into())
-        .collect();
-    table.put("restart.never_codes", codes);
-}
-
-fn put_timeouts(table: &mut RenderedTable, timeouts: &Timeouts) {
-    let Timeouts {
-        handshake,
-        turn,
-        silence,
-        cancel,
-        control,
-        keepalive,
-        idle,
-    } = timeouts;
-    table.put("timeouts.handshake", or_none(*handshake));
-    table.put("timeouts.turn", or_none(*turn));
-    table.put("timeouts.silence", or_none(*silence));
-    table.put("timeouts.cancel", show_duration(*cancel));
-    table.put("timeouts.control", or_none(*control));
-    table.put("timeouts.keepalive", or_none(*keepalive));
-    table.put("timeouts.idle", or_none(*idle));
-}
-
-fn or_none(time: Option<Duration>) -> String {
-    time.map_or_else(|| "none".to_owned(), show_duration)
-}
-
-fn put_stop(table: &mut RenderedTable, drain: Duration, stop: StopTimeouts) {
-    let StopTimeouts {
-        goodbye,
-        eof,
-        int,
-        term,
-    } = stop;
-    for (key, wait) in [
-        ("drain", drain),
-        ("goodbye", goodbye),
-        ("eof", eof),
-        ("int", int),
-        ("term", term),
-    ] {
-        table.put(&format!("stop.{key}"), show_duration(wait));
-    }
 }
 
 fn sandbox_table(name: &str, profile: &Sandbox) -> RenderedTable {

@@ -301,7 +301,9 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, is_discovere
         "with launcher = \"ssh\" the home is on the remote host: files of this host are not sent there",
         None,
     );
-    if pool.guard == Guard::Sandbox && pool.ssh.as_ref().is_none_or(|ssh| ssh.sandbox.is_none()) {
+    if pool.options.guard == Guard::Sandbox
+        && pool.ssh.as_ref().is_none_or(|ssh| ssh.sandbox.is_none())
+    {
         refuse(
             "guard",
             "guard = \"sandbox\" with launcher = \"ssh\" needs ssh.marshal: without it there is no sandbox",

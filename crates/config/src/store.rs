@@ -10,34 +10,26 @@ use super::environment::{self, SECRET_PATTERN};
 use super::paths;
 use super::pool::TRUST_HELP;
 use super::route::CertificateAuthorities;
+use super::settings::{Integer, Size, Time, settings};
 use super::table::Section;
 use super::types::Secret;
 use marshal_model::limits;
 
-/// `[store]`.
-#[derive(Debug, Clone)]
-pub struct StoreConfig {
-    /// The connection string of a PostgreSQL server; `None` means SQLite in the state directory.
-    pub postgres: Option<Secret>,
-    /// Certificate authorities for that server instead of the built-in ones.
-    pub ca: Option<CertificateAuthorities>,
-    /// The number of newest versions of each file that are always kept.
-    pub newest: u64,
-    /// How long older versions are kept.
-    pub keep: Duration,
-    /// The size of all content in bytes above which older versions are removed early.
-    pub max_size: u64,
-}
-
-impl Default for StoreConfig {
-    fn default() -> Self {
-        Self {
-            postgres: None,
-            ca: None,
-            newest: 20,
-            keep: Duration::from_secs(30 * 24 * 3600),
-            max_size: 4 << 30,
-        }
+settings! {
+    /// `[store]`.
+    #[derive(Debug, Clone)]
+    pub struct StoreConfig {
+        /// The number of newest versions of each file that are always kept.
+        newest: u64 = 20, Integer(1..=100_000);
+        /// How long older versions are kept.
+        keep: Duration = Duration::from_secs(30 * 24 * 3600), Time(RETENTION_RANGE);
+        /// The size of all content in bytes above which older versions are removed early.
+        max_size: u64 = 4 << 30, Size(1 << 20..=1 << 50);
+        ;
+        /// The connection string of a PostgreSQL server; `None` means SQLite in the state directory.
+        postgres: Option<Secret> = None;
+        /// Certificate authorities for that server instead of the built-in ones.
+        ca: Option<CertificateAuthorities> = None;
     }
 }
 
@@ -46,7 +38,7 @@ const RETENTION_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=limit
 /// Reads the table `store`. `is_discovered`: the file was discovered, not named, so it may not set the
 /// server.
 pub(super) fn read(section: &Section<'_>, dir: &Path, is_discovered: bool) -> StoreConfig {
-    let mut store = StoreConfig::default();
+    let mut store = StoreConfig::read_keys(section, &StoreConfig::default());
     if let Some(value) = section
         .get("postgres")
         .and_then(|item| item.text_like(SECRET_PATTERN))
@@ -78,12 +70,6 @@ pub(super) fn read(section: &Section<'_>, dir: &Path, is_discovered: bool) -> St
             pem: None,
         });
     }
-    let newest = section.integer("newest", 1..=100_000_u64);
-    store.newest = newest.map_or(store.newest, |found| found.value);
-    let keep = section.duration("keep", RETENTION_RANGE);
-    store.keep = keep.map_or(store.keep, |found| found.value);
-    let max_size = section.size("max_size", (1 << 20)..=(1 << 50));
-    store.max_size = max_size.map_or(store.max_size, |found| found.value);
     section.reject_unknown_keys(
         &[],
         &[

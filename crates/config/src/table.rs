@@ -247,22 +247,13 @@ impl<'a> Section<'a> {
         name: &'static str,
         bounds: RangeInclusive<Duration>,
     ) -> Option<Located<Duration>> {
-        self.get(name)?.duration(&bounds, "")
+        let item = self.get(name)?;
+        item.duration(&bounds).map(|value| item.with_place(value))
     }
 
-    /// A duration, or `"none"`.
-    pub(super) fn duration_or_none(
-        &self,
-        name: &'static str,
-        bounds: RangeInclusive<Duration>,
-    ) -> Option<Located<Option<Duration>>> {
-        let item = self.get(name)?;
-        item.record_type(ValueType::Enum(vec!["none"]));
-        if matches!(item.value, DeValue::String(text) if text == "none") {
-            return Some(item.with_place(None));
-        }
-        let found = item.duration(&bounds, ", or \"none\"")?;
-        Some(item.with_place(Some(found.value)))
+    /// The place of a key, if the file has it.
+    pub(super) fn place_of(&self, name: &'static str) -> Option<Place> {
+        self.get(name).map(|item| item.place)
     }
 
     pub(super) fn size(
@@ -486,13 +477,30 @@ impl<'a> Entry<'a> {
             .or_else(|| self.report_unexpected(&expected))
     }
 
-    fn duration(&self, bounds: &RangeInclusive<Duration>, or: &str) -> Option<Located<Duration>> {
+    pub(super) fn duration(&self, bounds: &RangeInclusive<Duration>) -> Option<Duration> {
+        self.duration_or(bounds, "")
+    }
+
+    /// A duration, or `"none"`.
+    pub(super) fn duration_or_none(
+        &self,
+        bounds: &RangeInclusive<Duration>,
+    ) -> Option<Located<Option<Duration>>> {
+        self.record_type(ValueType::Enum(vec!["none"]));
+        let found = match self.value {
+            DeValue::String(text) if text == "none" => None,
+            _ => Some(self.duration_or(bounds, ", or \"none\"")?),
+        };
+        Some(self.with_place(found))
+    }
+
+    fn duration_or(&self, bounds: &RangeInclusive<Duration>, or: &str) -> Option<Duration> {
         self.record_type(ValueType::Duration(bounds.clone()));
         let DeValue::String(text) = self.value else {
             return self.report_unexpected(&format!("{}{or}", units::DURATION_EXPECTED));
         };
         match units::parse_duration(text) {
-            Ok(value) if bounds.contains(&value) => Some(self.with_place(value)),
+            Ok(value) if bounds.contains(&value) => Some(value),
             Ok(_) => {
                 let (least, most) = (
                     units::show_duration(*bounds.start()),
@@ -575,6 +583,13 @@ impl<'a> Entry<'a> {
         let items = self.elements("an array of strings")?;
         let texts = items.iter().filter_map(|item| item.text_as(form.clone()));
         Some(self.with_place(texts.collect()))
+    }
+
+    /// Strings that the caller checks, each with its entry; `pattern` is the schema's pattern of each.
+    pub(super) fn texts_like(&self, pattern: &'static str) -> Option<Vec<(String, Entry<'a>)>> {
+        let items = self.elements("an array of strings")?;
+        let text = |item: Entry<'a>| Some((item.text_like(pattern)?.value, item));
+        Some(items.into_iter().filter_map(text).collect())
     }
 
     /// The elements of an array.

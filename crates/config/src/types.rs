@@ -10,6 +10,8 @@ mod sandbox;
 mod secret;
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,9 +34,11 @@ pub use super::route::{
     AllowedRequest, CertificateAuthorities, Route, RoutePort, RouteTimeouts, Upstream,
     UpstreamError, fill_routes, is_path_byte, is_plain_path, unknown_route,
 };
+use super::settings::{ANY_TIME, Integer, Keyword, Size, Switch, Time, TimeOrNone, settings};
 pub use super::ssh::{RemoteMode, RemoteNetwork, RemoteSandbox, Ssh};
 use super::store::StoreConfig;
 use super::template::Template;
+use super::timing::ExitCodes;
 pub use container::{Container, ContainerEngine};
 pub use launcher::Launcher;
 pub use marshal_model::OnTimeout;
@@ -97,23 +101,26 @@ pub struct Config {
     pub source_map: SourceMap,
 }
 
-/// `[supervisor]`.
-#[derive(Debug, Clone)]
-pub struct Supervisor {
-    /// Where the journal, homes and copies live; `None`: `$STATE_DIRECTORY`, else
-    /// `$XDG_STATE_HOME/marshal`, else `~/.local/state/marshal`, resolved at the command line.
-    pub state_dir: Option<PathBuf>,
-    /// The address of the HTTP listener: a loopback address, unless `[http]` has a certificate or
-    /// allows plain HTTP.
-    pub listen: std::net::SocketAddr,
-    /// The format of the logs.
-    pub log: LogFormat,
-    /// The limit of children at the same time, 1 to 4096.
-    pub max_children: u16,
-    /// How many denied tasks in a row pause a run, up to 1000; 0: none do.
-    pub pause_after_denied: u32,
-    /// The journal's retention and limits.
-    pub journal: JournalRetention,
+settings! {
+    /// `[supervisor]`.
+    #[derive(Debug, Clone)]
+    pub struct Supervisor {
+        /// The format of the logs.
+        log: LogFormat = LogFormat::Auto, Keyword;
+        /// The limit of children at the same time.
+        max_children: u16 = 64, Integer(1..=limits::MAX_CHILDREN);
+        /// How many denied tasks in a row pause a run; 0: none do.
+        pause_after_denied: u32 = 5, Integer(0..=1_000);
+        ;
+        /// Where the journal, homes and copies live; `None`: `$STATE_DIRECTORY`, else
+        /// `$XDG_STATE_HOME/marshal`, else `~/.local/state/marshal`, resolved at the command line.
+        state_dir: Option<PathBuf> = None;
+        /// The address of the HTTP listener: a loopback address, unless `[http]` has a certificate or
+        /// allows plain HTTP.
+        listen: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 7117));
+        /// The journal's retention and limits.
+        journal: JournalRetention = JournalRetention::default();
+    }
 }
 
 impl Supervisor {
@@ -124,29 +131,25 @@ impl Supervisor {
     }
 }
 
-/// `[supervisor.journal]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct JournalRetention {
-    /// How long a session is kept after its end; `None` keeps it forever.
-    pub keep: Option<Duration>,
-    /// The size of the database in bytes above which the oldest sessions are removed early.
-    pub max_size: u64,
-    /// The limit of event bodies of one session, in bytes.
-    pub session_max: u64,
-    /// Free disk space in bytes below which no new work is accepted.
-    pub min_free: u64,
-}
-
-impl Default for JournalRetention {
-    fn default() -> Self {
-        Self {
-            keep: Some(limits::JOURNAL_RETENTION),
-            max_size: limits::JOURNAL_BYTES,
-            session_max: limits::SESSION_JOURNAL_BYTES,
-            min_free: limits::JOURNAL_FREE_BYTES,
-        }
+settings! {
+    /// `[supervisor.journal]`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct JournalRetention {
+        /// How long a session is kept after its end; `None` keeps it forever.
+        keep: Option<Duration> = Some(limits::JOURNAL_RETENTION), TimeOrNone(SECOND..=limits::CONFIG_DURATION);
+        /// The size of the database in bytes above which the oldest sessions are removed early.
+        max_size: u64 = limits::JOURNAL_BYTES, Size(DATABASE_BYTES);
+        /// The limit of event bodies of one session, in bytes.
+        session_max: u64 = limits::SESSION_JOURNAL_BYTES, Size(DATABASE_BYTES);
+        /// Free disk space in bytes below which no new work is accepted.
+        min_free: u64 = limits::JOURNAL_FREE_BYTES, Size(0..=1 << 50);
     }
 }
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A database cannot be smaller than its own overhead.
+const DATABASE_BYTES: RangeInclusive<u64> = 1 << 20..=1 << 50;
 
 string_enum!(
     /// The format of the logs.
@@ -298,10 +301,10 @@ impl Pool {
     #[must_use]
     pub fn client_offers(&self) -> ClientCapabilities {
         ClientCapabilities {
-            read: self.client_fs != ClientFs::None,
-            write: self.client_fs == ClientFs::Write,
-            terminal: self.client_terminal,
-            elicitation: self.client_elicitation,
+            read: self.options.client_fs != ClientFs::None,
+            write: self.options.client_fs == ClientFs::Write,
+            terminal: self.options.client_terminal,
+            elicitation: self.options.client_elicitation,
         }
     }
 
@@ -334,9 +337,38 @@ string_enum!(
     }
 );
 
+settings! {
+    /// The keys of a pool that stand for themselves.
+    #[derive(Debug, Clone)]
+    pub struct PoolOptions {
+        /// How long a session lasts.
+        session: SessionScope = SessionScope::Task, Keyword;
+        /// How often a task's prompt may be sent.
+        attempts: u32 = 1, Integer(1..=limits::ATTEMPTS);
+        /// The directory in which its shell starts a command.
+        shell_cwd: ShellCwd = ShellCwd::Workspace, Keyword;
+        /// What protects the host from the agent.
+        guard: Guard = Guard::PolicyAndSandbox, Keyword;
+        /// Whether the configuration accepts that the pool's policy lacks `builtin:guard`.
+        guard_off: bool = false, Switch;
+        /// Whether a changed program of the agent is not started.
+        pin: bool = false, Switch;
+        /// What follows when an unrequested call would have been denied.
+        on_unasked_deny: OnUnaskedDeny = OnUnaskedDeny::Report, Keyword;
+        /// Which files the agent may read and write through the supervisor.
+        client_fs: ClientFs = ClientFs::None, Keyword;
+        /// Whether it may run commands through the supervisor.
+        client_terminal: bool = false, Switch;
+        /// Whether it may ask a person through the supervisor.
+        client_elicitation: bool = false, Switch;
+    }
+}
+
 /// `[pool.NAME]`.
 #[derive(Debug, Clone)]
 pub struct Pool {
+    /// The keys that stand for themselves.
+    pub options: PoolOptions,
     /// The pool's name.
     pub name: PoolName,
     /// The number of slots that receive tasks at the start, from 1.
@@ -350,8 +382,6 @@ pub struct Pool {
     /// Arguments added to the command to load an earlier session; `{session}` in it is the
     /// agent's own id of that session. Empty where the protocol loads sessions itself, or cannot.
     pub resume_args: Vec<String>,
-    /// How long a session lasts.
-    pub session: SessionScope,
     /// The protocol it speaks.
     pub dialect: DialectName,
     /// The definition of a custom dialect; `None` unless the dialect is [`DialectName::Custom`].
@@ -379,8 +409,6 @@ pub struct Pool {
     pub permission_requests: PermissionCoverage,
     /// Which fields of a tool call hold command, path and directory.
     pub extractor: Extractor,
-    /// The directory in which its shell starts a command.
-    pub shell_cwd: ShellCwd,
     /// How it is started.
     pub launcher: Launcher,
     /// The remote host; `None` unless the launcher is [`Launcher::Ssh`].
@@ -415,8 +443,6 @@ pub struct Pool {
     /// Files that the preset puts into a new home, where `home_files` has none: path inside the
     /// home -> text.
     pub home_texts: BTreeMap<String, String>,
-    /// How often a task's prompt may be sent, from 1.
-    pub attempts: u32,
     /// An argv that must exit 0 after a completed turn; empty: none.
     pub check: Vec<String>,
     /// The child's environment.
@@ -435,20 +461,6 @@ pub struct Pool {
     pub approval: ApprovalConfig,
     /// The pool's budget.
     pub budget: PoolBudget,
-    /// What protects the host from the agent.
-    pub guard: Guard,
-    /// Whether the configuration accepts that the pool's policy lacks `builtin:guard`.
-    pub guard_off: bool,
-    /// Whether a changed program of the agent is not started.
-    pub pin: bool,
-    /// What follows when an unrequested call would have been denied.
-    pub on_unasked_deny: OnUnaskedDeny,
-    /// Which files the agent may read and write through the supervisor.
-    pub client_fs: ClientFs,
-    /// Whether it may run commands through the supervisor.
-    pub client_terminal: bool,
-    /// Whether it may ask a person through the supervisor.
-    pub client_elicitation: bool,
     /// The supervisor's own tools that it gets, in their order.
     pub engine_tools: Vec<EngineTool>,
     /// Its file plane, if it has one.
@@ -584,76 +596,89 @@ pub struct Env {
     pub path_add: Vec<PathBuf>,
 }
 
-/// `restart = { … }`.
-#[derive(Debug, Clone)]
-pub struct Restart {
-    /// Which ends restart.
-    pub kind: RestartKind,
-    /// Failures in the window before the slot parks; 0: the first failure parks.
-    pub budget: u32,
-    /// The window.
-    pub window: Duration,
-    /// The first backoff's upper bound.
-    pub base: Duration,
-    /// The largest backoff's upper bound.
-    pub max: Duration,
-    /// A child that lived this long resets the backoff.
-    pub reset_after: Duration,
-    /// What happens to the task.
-    pub on_crash: OnCrash,
-    /// Exit codes that park the slot instead of restarting it.
-    pub never_codes: Vec<i32>,
+settings! {
+    /// `restart = { … }`.
+    #[derive(Debug, Clone)]
+    pub struct Restart {
+        /// Which ends restart.
+        kind: RestartKind = RestartKind::Transient, Keyword;
+        /// Failures in the window before the slot parks; 0: the first failure parks.
+        budget: u32 = 5, Integer(0..=limits::RESTART_BUDGET);
+        /// The window.
+        window: Duration = 300 * SECOND, Time(ANY_TIME);
+        /// The first backoff's upper bound.
+        base: Duration = SECOND, Time(ANY_TIME);
+        /// The largest backoff's upper bound.
+        max: Duration = 60 * SECOND, Time(ANY_TIME);
+        /// A child that lived this long resets the backoff.
+        reset_after: Duration = 60 * SECOND, Time(ANY_TIME);
+        /// What happens to the task.
+        on_crash: OnCrash = OnCrash::Report, Keyword;
+        /// Exit codes that park the slot instead of restarting it, in order.
+        never_codes: Vec<i32> = Vec::new(), ExitCodes;
+    }
 }
 
-/// `timeouts = { … }`. `None` is `"none"`.
-#[derive(Debug, Clone)]
-pub struct Timeouts {
-    /// From spawn to ready.
-    pub handshake: Option<Duration>,
-    /// A whole turn.
-    pub turn: Option<Duration>,
-    /// The longest time in a turn without output, open tool call or pending request.
-    pub silence: Option<Duration>,
-    /// From a cancel to the stop ladder.
-    pub cancel: Duration,
-    /// From a request of the supervisor, except a prompt, to its reply.
-    pub control: Option<Duration>,
-    /// Between turns, from the agent's last output to a request that it must answer.
-    pub keepalive: Option<Duration>,
-    /// From the end of a slot's last turn until its idle child is stopped; the next task starts it
-    /// again.
-    pub idle: Option<Duration>,
+settings! {
+    /// `timeouts = { … }`. `None` is `"none"`.
+    #[derive(Debug, Clone)]
+    pub struct Timeouts {
+        /// From spawn to ready.
+        handshake: Option<Duration> = Some(60 * SECOND), TimeOrNone(ANY_TIME);
+        /// A whole turn.
+        turn: Option<Duration> = None, TimeOrNone(ANY_TIME);
+        /// The longest time in a turn without output, open tool call or pending request.
+        silence: Option<Duration> = Some(600 * SECOND), TimeOrNone(ANY_TIME);
+        /// From a cancel to the stop ladder.
+        cancel: Duration = 15 * SECOND, Time(ANY_TIME);
+        /// From a request of the supervisor, except a prompt, to its reply.
+        control: Option<Duration> = Some(60 * SECOND), TimeOrNone(ANY_TIME);
+        /// Between turns, from the agent's last output to a request that it must answer.
+        keepalive: Option<Duration> = Some(30 * SECOND), TimeOrNone(ANY_TIME);
+        /// From the end of a slot's last turn until its idle child is stopped; the next task starts it
+        /// again.
+        idle: Option<Duration> = None, TimeOrNone(ANY_TIME);
+    }
 }
 
-/// `stop = { … }`: how long each step of the ladder waits for the child's end.
-#[derive(Debug, Clone, Copy)]
-pub struct StopTimeouts {
-    /// After the dialect's goodbye.
-    pub goodbye: Duration,
-    /// After its stdin was closed.
-    pub eof: Duration,
-    /// After SIGINT.
-    pub int: Duration,
-    /// After SIGTERM.
-    pub term: Duration,
+settings! {
+    /// `stop = { … }`: how long each step of the ladder waits for the child's end.
+    #[derive(Debug, Clone, Copy)]
+    pub struct StopTimeouts {
+        /// After the dialect's goodbye.
+        goodbye: Duration = 2 * SECOND, Time(STOP_WAIT);
+        /// After its stdin was closed.
+        eof: Duration = 6 * SECOND, Time(STOP_WAIT);
+        /// After SIGINT.
+        int: Duration = 2 * SECOND, Time(STOP_WAIT);
+        /// After SIGTERM.
+        term: Duration = 5 * SECOND, Time(STOP_WAIT);
+    }
 }
 
-/// `shares = { … }`: how tasks and chats share the slots of a pool while both wait for one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SlotShares {
-    /// The weight of tasks.
-    pub tasks: u16,
-    /// The weight of chats and conversations of editors.
-    pub chats: u16,
+/// How long one step of a stop may take.
+pub(super) const STOP_WAIT: RangeInclusive<Duration> = Duration::ZERO..=limits::STOP_WAIT;
+
+settings! {
+    /// `shares = { … }`: how tasks and chats share the slots of a pool while both wait for one.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct SlotShares {
+        /// The weight of tasks.
+        tasks: u16 = 1, Integer(1..=100);
+        /// The weight of chats and conversations of editors.
+        chats: u16 = 1, Integer(1..=100);
+    }
 }
 
-/// `rate_limit = { … }`: the pauses of a pool whose provider limits its requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RateLimit {
-    /// The first pause, where the provider announces none.
-    pub pause: Duration,
-    /// The longest pause, where the provider announces none.
-    pub max: Duration,
-    /// How long in a row tasks return to their queue; after that they end `failed`.
-    pub give_up: Duration,
+settings! {
+    /// `rate_limit = { … }`: the pauses of a pool whose provider limits its requests.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct RateLimit {
+        /// The first pause, where the provider announces none.
+        pause: Duration = 15 * SECOND, Time(ANY_TIME);
+        /// The longest pause, where the provider announces none.
+        max: Duration = 900 * SECOND, Time(ANY_TIME);
+        /// How long in a row tasks return to their queue; after that they end `failed`.
+        give_up: Duration = 6 * 3600 * SECOND, Time(ANY_TIME);
+    }
 }

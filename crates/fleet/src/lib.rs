@@ -336,7 +336,8 @@ impl FleetHandle {
         let mut queued = Vec::with_capacity(tasks.len());
         for (place, mut spec) in tasks.into_iter().enumerate() {
             let entry = self.pool_of(&spec)?;
-            if spec.workspace.is_some() && entry.shared.config.session == SessionScope::Slot {
+            if spec.workspace.is_some() && entry.shared.config.options.session == SessionScope::Slot
+            {
                 return Err(SubmitError::Pool {
                     task: spec.id.to_string(),
                     why: "a task of a pool with session = \"slot\" works in the session's workspace: remove workspace from the task".to_owned(),
@@ -366,7 +367,9 @@ impl FleetHandle {
                 at_us: now_us(),
             }));
             queued.push((spec.id.clone(), name.clone()));
-            let attempts = spec.attempts.unwrap_or(entry.shared.config.attempts);
+            let attempts = spec
+                .attempts
+                .unwrap_or(entry.shared.config.options.attempts);
             let (open, needs) = (
                 Arc::clone(&open),
                 self.resolve_dependencies(&spec, true).await?,

@@ -98,7 +98,7 @@ impl ProgramRecords {
             return Ok(Vec::new());
         }
         let mut programs = programs(plan);
-        if pool.pin && programs.is_empty() {
+        if pool.options.pin && programs.is_empty() {
             let word = plan.argv.first().map_or("", String::as_str);
             return Err(ProgramRefused::NotFound(escape_for_display(word, 300)));
         }
@@ -118,7 +118,7 @@ impl ProgramRecords {
     ) -> Result<Vec<Event>, ProgramRefused> {
         match self.compare(pool, programs) {
             Ok(events) => Ok(events),
-            Err(ProgramRefused::Io { path, source }) if !pool.pin => {
+            Err(ProgramRefused::Io { path, source }) if !pool.options.pin => {
                 tracing::warn!(pool = %pool.name, path, %source, "a program is not on record");
                 Ok(Vec::new())
             }
@@ -152,7 +152,7 @@ impl ProgramRecords {
         let Some((path, digest)) = changed.first() else {
             return Ok(Vec::new());
         };
-        if pool.pin {
+        if pool.options.pin {
             let was = before.files.get(*path);
             return Err(ProgramRefused::Changed {
                 path: (*path).clone(),

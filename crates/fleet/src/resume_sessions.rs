@@ -100,7 +100,7 @@ fn select_sessions(
 
 /// The session in the form in which this pool loads it; `None` if it cannot.
 fn to_loadable(pool: &Pool, session: &ResumableSession) -> Option<StoredSession> {
-    let resumes = pool.session == SessionScope::Slot
+    let resumes = pool.options.session == SessionScope::Slot
         && pool.restart.on_crash == OnCrash::Resume
         && session.slot.index < pool.max_size;
     let by_argument = pool.resumes_by_argument();

@@ -310,7 +310,7 @@ impl PoolShared {
             return Ok(());
         };
         let version = self.policy.current();
-        let why = if self.config.session == SessionScope::Slot {
+        let why = if self.config.options.session == SessionScope::Slot {
             "a task of a pool with session = \"slot\" shares the slot's session: remove policy_layer from the task".to_owned()
         } else if version.for_layer(Some(layer)).is_none() {
             let there: Vec<&str> = version.layered.keys().map(String::as_str).collect();

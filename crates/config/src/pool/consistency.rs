@@ -29,7 +29,7 @@ pub(super) fn check_consistency(
     if let Some(place) = &blame.on_crash
         && pool.restart.on_crash == OnCrash::Resume
     {
-        if pool.session == SessionScope::Task {
+        if pool.options.session == SessionScope::Task {
             let message = "on_crash = \"resume\" needs session = \"slot\": the session of a task ends with it";
             diagnostics.report(place, message, Some("set session = \"slot\"".to_owned()));
         }
@@ -47,7 +47,7 @@ pub(super) fn check_consistency(
     }
     check_guard(diagnostics, pool, blame, none);
     if let Some(place) = &blame.guard_off
-        && pool.guard_off
+        && pool.options.guard_off
         && BUILT_IN_POLICIES.contains(&pool.policy.as_str())
     {
         let message = format!(
@@ -57,7 +57,7 @@ pub(super) fn check_consistency(
         diagnostics.report(place, message, None);
     }
     if let Some(place) = &blame.pin
-        && pool.pin
+        && pool.options.pin
         && (!pool.launcher.uses_host_programs() || pool.launcher.runs_runner())
     {
         let message = format!(
@@ -106,14 +106,15 @@ pub(super) fn check_consistency(
 /// The pool's guard must exist: an agent that asks, or a sandbox.
 fn check_guard(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces, none: bool) {
     if let Some(place) = &blame.guard {
-        if pool.guard == Guard::Policy && !pool.dialect.can_request_permission() {
+        if pool.options.guard == Guard::Policy && !pool.dialect.can_request_permission() {
             let message = format!(
                 "guard = \"policy\" needs an agent that asks for everything, and {} has no permission requests: only a sandbox confines such an agent",
                 pool.dialect
             );
             let help = Some("use \"policy+sandbox\"".to_owned());
             diagnostics.report(place, message, help);
-        } else if pool.guard == Guard::Policy && pool.permission_requests != PermissionCoverage::All
+        } else if pool.options.guard == Guard::Policy
+            && pool.permission_requests != PermissionCoverage::All
         {
             let message = format!(
                 "guard = \"policy\" needs an agent that asks for everything, and this one asks for {}",
@@ -122,7 +123,7 @@ fn check_guard(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces, none: 
             let help = Some("use \"policy+sandbox\"".to_owned());
             diagnostics.report(place, message, help);
         }
-        if pool.guard == Guard::Sandbox && none {
+        if pool.options.guard == Guard::Sandbox && none {
             let message = "guard = \"sandbox\" with launcher = \"none\" would be no guard at all";
             diagnostics.report(place, message, None);
         }
@@ -145,7 +146,7 @@ fn check_overlay(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
             pool.launcher
         );
         diagnostics.report(&blame.mode, message, help);
-    } else if pool.session == SessionScope::Slot && !pool.check.is_empty() {
+    } else if pool.options.session == SessionScope::Slot && !pool.check.is_empty() {
         let message = "mode = \"overlay\" with session = \"slot\" excludes a check: the check would run beside the agent on the same files";
         diagnostics.report(&blame.mode, message, help);
     }
@@ -159,8 +160,8 @@ fn needs_network_message(network: Network) -> String {
 fn check_client_methods(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     let [files, terminal] = &blame.client;
     let wanted = [
-        ("client_fs", pool.client_fs != ClientFs::None, files),
-        ("client_terminal", pool.client_terminal, terminal),
+        ("client_fs", pool.options.client_fs != ClientFs::None, files),
+        ("client_terminal", pool.options.client_terminal, terminal),
     ];
     for (key, is_on, place) in wanted {
         let (true, Some(place)) = (is_on, place) else {
@@ -182,7 +183,7 @@ fn check_client_methods(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlace
         }
     }
     if let Some(place) = &blame.elicitation
-        && pool.client_elicitation
+        && pool.options.client_elicitation
         && pool.dialect != DialectName::Acp
     {
         let message = format!(
@@ -193,7 +194,7 @@ fn check_client_methods(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlace
         diagnostics.report(place, message, Some(help.to_owned()));
     }
     if let Some(place) = files
-        && pool.client_fs == ClientFs::Write
+        && pool.options.client_fs == ClientFs::Write
         && pool.workspace.mode == WorkspaceMode::Ro
     {
         let message = "client_fs = \"write\" needs a writable workspace: files are written inside the agent's sandbox";

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use super::super::role::{ChatConfig, RegisteredWorkspace, Role};
 use super::super::template::Template;
-use super::super::units::show_duration;
 use super::{RenderedTable, path};
 use marshal_model::{RoleName, TemplateName, WorkspaceName};
 
@@ -15,15 +14,8 @@ pub(super) fn tables(
     workspaces: &BTreeMap<WorkspaceName, RegisteredWorkspace>,
     templates: &BTreeMap<TemplateName, Template>,
 ) -> Vec<RenderedTable> {
-    let ChatConfig {
-        idle,
-        close_after,
-        rounds,
-    } = chat;
     let mut table = RenderedTable::new(&["chat"]);
-    table.put("idle", show_duration(idle));
-    table.put("close_after", show_duration(close_after));
-    table.put("rounds", rounds);
+    chat.show_keys(&mut table, "");
     let mut tables = vec![table];
     for (name, role) in roles {
         let Role {

@@ -4,7 +4,6 @@ use toml::{Table, Value};
 
 use super::{RenderedTable, path, text, texts};
 use crate::acp::{AcpSettings, McpServer, McpTransport, OptionValue};
-use crate::approval::ApprovalConfig;
 use crate::file_plane::FilePlane;
 use crate::runner::Runner;
 use crate::units::{show_duration, show_size};
@@ -68,29 +67,6 @@ fn server(server: &McpServer) -> Value {
     Value::Table(shown)
 }
 
-/// `approval`.
-pub(super) fn put_approval(table: &mut RenderedTable, approval: &ApprovalConfig) {
-    let ApprovalConfig {
-        timeout,
-        agent_waits,
-        on_timeout,
-        when_waiting,
-        remember,
-        approvers,
-        max_pending,
-    } = approval;
-    table.put("approval.timeout", show_duration(*timeout));
-    let waits = agent_waits.map_or_else(|| "none".to_owned(), show_duration);
-    table.put("approval.agent_waits", waits);
-    table.put("approval.on_timeout", on_timeout.as_str());
-    table.put("approval.when_waiting", when_waiting.as_str());
-    table.put("approval.remember", remember.as_str());
-    let approvers: Vec<String> = approvers.iter().map(ToString::to_string).collect();
-    table.put("approval.approvers", texts(&approvers));
-    let most = i64::try_from(*max_pending).unwrap_or(i64::MAX);
-    table.put("approval.max_pending", most);
-}
-
 /// `file_plane`.
 pub(super) fn put_file_plane(table: &mut RenderedTable, plane: Option<&FilePlane>) {
     let Some(plane) = plane else { return };
@@ -133,26 +109,6 @@ pub(super) fn put_limits(table: &mut RenderedTable, limits: ResourceLimits) {
 
 /// `runner`: how a tool is driven by files.
 pub(super) fn put_runner(table: &mut RenderedTable, runner: &Runner) {
-    let Runner {
-        kind,
-        marker,
-        unit,
-        init,
-        dir,
-        timeout,
-        cancel,
-        lease,
-        heartbeat,
-        poll,
-    } = runner;
-    table.put("runner.kind", kind.as_str());
-    table.put_optional("runner.marker", marker.as_deref());
-    table.put_optional("runner.unit", unit.as_deref());
-    table.put_optional("runner.init", init.as_deref());
-    table.put_optional("runner.dir", dir.as_deref().map(path));
-    table.put("runner.timeout", show_duration(*timeout));
-    table.put("runner.cancel", cancel.as_str());
-    table.put_optional("runner.lease", lease.map(show_duration));
-    table.put("runner.heartbeat", show_duration(*heartbeat));
-    table.put("runner.poll", show_duration(*poll));
+    runner.show_keys(table, "runner.");
+    table.put_optional("runner.dir", runner.dir.as_deref().map(path));
 }

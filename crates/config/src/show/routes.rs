@@ -1,8 +1,7 @@
 //! Routes and pauses as they are shown. No key is shown.
 
 use super::super::environment::REDACTED;
-use super::super::types::{RateLimit, Route, RoutePort, RouteTimeouts};
-use super::super::units::{show_duration, show_size};
+use super::super::types::{Route, RoutePort};
 use super::{RenderedTable, path, texts};
 
 pub(super) fn route(route: &Route) -> RenderedTable {
@@ -15,18 +14,12 @@ pub(super) fn route(route: &Route) -> RenderedTable {
         allow,
         query,
         port,
-        body_max,
-        server_tools,
+        body_max: _,
+        server_tools: _,
         ca,
-        connections,
+        connections: _,
         timeouts,
     } = route;
-    let RouteTimeouts {
-        connect,
-        request,
-        answer,
-        idle,
-    } = timeouts;
     let mut table = RenderedTable::new(&["route", name]);
     table.put("upstream", upstream.to_string());
     table.put("header", header.as_str());
@@ -38,20 +31,11 @@ pub(super) fn route(route: &Route) -> RenderedTable {
     table.put("allow", texts(&lines));
     table.put("query", texts(query));
     table.put("port", i64::from(*port));
-    table.put("body_max", show_size(*body_max));
-    table.put("server_tools", *server_tools);
     if let Some(ca) = ca {
         table.put("ca", path(&ca.path));
     }
-    table.put("connections", i64::from(*connections));
-    for (key, time) in [
-        ("connect", connect),
-        ("request", request),
-        ("answer", answer),
-        ("idle", idle),
-    ] {
-        table.put(&format!("timeouts.{key}"), show_duration(*time));
-    }
+    route.show_keys(&mut table, "");
+    timeouts.show_keys(&mut table, "timeouts.");
     table
 }
 
@@ -60,16 +44,5 @@ pub(super) fn put_routes(table: &mut RenderedTable, routes: &[RoutePort]) {
     if !routes.is_empty() {
         let names: Vec<String> = routes.iter().map(|route| route.name.clone()).collect();
         table.put("routes", texts(&names));
-    }
-}
-
-pub(super) fn rate_limit(table: &mut RenderedTable, pauses: RateLimit) {
-    let RateLimit {
-        pause,
-        max,
-        give_up,
-    } = pauses;
-    for (key, time) in [("pause", pause), ("max", max), ("give_up", give_up)] {
-        table.put(&format!("rate_limit.{key}"), show_duration(time));
     }
 }

@@ -11,14 +11,14 @@ use crate::PolicyUses;
 use crate::budget::{PoolBudget, Price, Prices, cost_in_dollars, dollars_per_million};
 use crate::cache::{Cache, CacheDirs};
 use crate::delegate::{Delegate, DelegateTarget};
-use crate::egress::{Egress, EgressTimeouts};
+use crate::egress::Egress;
 use crate::environment::REDACTED;
 use crate::hint::Hint;
 use crate::hook::{Hook, HookTarget};
 use crate::http::{HttpConfig, NamedToken, TlsFiles};
 use crate::store::StoreConfig;
 use crate::types::Container;
-use crate::units::{show_duration, show_size};
+use crate::units::show_duration;
 
 /// `[http]`; none where every key has its default.
 pub(super) fn http_table(http: &HttpConfig) -> Option<RenderedTable> {
@@ -54,21 +54,12 @@ pub(super) fn token_tables(
 
 /// `[store]`.
 pub(super) fn store_table(store: &StoreConfig) -> RenderedTable {
-    let StoreConfig {
-        postgres,
-        ca,
-        newest,
-        keep,
-        max_size,
-    } = store;
     let mut table = RenderedTable::new(&["store"]);
-    if postgres.is_some() {
+    if store.postgres.is_some() {
         table.put("postgres", REDACTED);
     }
-    table.put_optional("ca", ca.as_ref().map(|ca| path(&ca.path)));
-    table.put("newest", i64::try_from(*newest).unwrap_or(i64::MAX));
-    table.put("keep", show_duration(*keep));
-    table.put("max_size", show_size(*max_size));
+    table.put_optional("ca", store.ca.as_ref().map(|ca| path(&ca.path)));
+    store.show_keys(&mut table, "");
     table
 }
 
@@ -108,41 +99,16 @@ pub(super) fn cache_names<D>(caches: &BTreeMap<Cache, D>) -> Value {
 /// `[egress]`.
 pub(super) fn egress_table(rules: &Egress) -> RenderedTable {
     let mut table = RenderedTable::new(&["egress"]);
-    put_egress(&mut table, "", rules);
+    show_egress(&mut table, "", rules);
     table
 }
 
 /// The keys of `[egress]`, each with this prefix.
-pub(super) fn put_egress(table: &mut RenderedTable, prefix: &str, rules: &Egress) {
-    let Egress {
-        allow,
-        connections,
-        per_minute,
-        sent_max,
-        received_max,
-        timeouts,
-    } = rules;
-    let EgressTimeouts {
-        request,
-        connect,
-        idle,
-        total,
-    } = timeouts;
-    let key = |name: &str| format!("{prefix}{name}");
-    let lines: Vec<String> = allow.iter().map(ToString::to_string).collect();
-    table.put(&key("allow"), texts(&lines));
-    table.put(&key("connections"), i64::from(*connections));
-    table.put(&key("per_minute"), i64::from(*per_minute));
-    table.put(&key("sent_max"), show_size(*sent_max));
-    table.put(&key("received_max"), show_size(*received_max));
-    for (name, time) in [
-        ("request", request),
-        ("connect", connect),
-        ("idle", idle),
-        ("total", total),
-    ] {
-        table.put(&key(&format!("timeouts.{name}")), show_duration(*time));
-    }
+pub(super) fn show_egress(table: &mut RenderedTable, prefix: &str, rules: &Egress) {
+    rules.show_keys(table, prefix);
+    rules
+        .timeouts
+        .show_keys(table, &format!("{prefix}timeouts."));
 }
 
 /// `budget` of a pool, without keys that set no limit.

@@ -26,10 +26,10 @@ fn a_pool_of_two_lines_has_every_default() {
     assert_eq!(pool.network, Network::None);
     assert_eq!(pool.sandbox, "standard");
     assert_eq!(pool.policy, "developer");
-    assert_eq!(pool.guard, Guard::PolicyAndSandbox);
+    assert_eq!(pool.options.guard, Guard::PolicyAndSandbox);
     assert_eq!(pool.workspace.path, Path::new("/etc/marshal"));
     assert_eq!(pool.workspace.mode, WorkspaceMode::Copy);
-    assert_eq!(pool.attempts, 1);
+    assert_eq!(pool.options.attempts, 1);
     assert_eq!(pool.timeouts.handshake, Some(Duration::from_secs(60)));
     assert_eq!(pool.timeouts.turn, None);
     assert_eq!(pool.timeouts.silence, Some(Duration::from_secs(600)));
@@ -69,7 +69,7 @@ fn values_are_read_as_they_are_written() {
     assert_eq!(pool.approval.remember, RememberScope::Turn);
     let ops = Approver::Named("ops".to_owned());
     assert_eq!(pool.approval.approvers, [ops, Approver::Owner]);
-    assert_eq!(pool.shell_cwd, ShellCwd::Sticky);
+    assert_eq!(pool.options.shell_cwd, ShellCwd::Sticky);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_slot_may_keep_its_session_and_load_it_again() {
     let resume = "session = \"slot\"\nrestart = { on_crash = \"resume\" }";
     let config = accepted_by(&explicit_origin(), &script(resume));
     let built_in = only(&config);
-    assert_eq!(built_in.session, SessionScope::Slot);
+    assert_eq!(built_in.options.session, SessionScope::Slot);
     assert_eq!(built_in.restart.on_crash, OnCrash::Resume);
     let own = read(&format!(
         "{resume}\nresume_args = [\"-r={{session}}\", \"{{workspace}}\"]"
@@ -157,7 +157,7 @@ fn relative_paths_are_relative_to_the_file() {
         config.sandboxes["own"].ro_bind,
         [PathBuf::from("/usr"), PathBuf::from("/srv/m/tools")]
     );
-    assert!(pool.guard_off);
+    assert!(pool.options.guard_off);
     assert!(config.pool_containing(Path::new("/srv/work/x/y")).is_some());
     assert!(config.pool_containing(Path::new("/srv/work")).is_none());
 }
@@ -541,7 +541,7 @@ fn an_agent_that_cannot_ask_is_confined_by_its_sandbox_and_that_is_said() {
     let loaf = only(&config);
     assert_eq!(loaf.dialect, DialectName::Loaf);
     assert_eq!(
-        (loaf.permission_requests, loaf.guard),
+        (loaf.permission_requests, loaf.options.guard),
         (PermissionCoverage::Never, Guard::PolicyAndSandbox)
     );
     assert_eq!(loaf.acp.model.as_deref(), Some("m"), "set by a message");

@@ -21,7 +21,7 @@ pub(super) fn explain_end(end: &mut ChannelEnd, pool: &Pool, hints: &Hints) {
     };
     let of_this_turn = Evidence {
         // Earlier turns of the same slot may have written this stderr.
-        stderr: match pool.session {
+        stderr: match pool.options.session {
             SessionScope::Task => &end.stderr,
             SessionScope::Slot => &[],
         },

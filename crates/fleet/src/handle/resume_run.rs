@@ -413,7 +413,7 @@ impl UnfinishedTask {
 
 /// How often a task's prompt may be sent.
 fn attempts_of(entry: Option<&PoolEntry>, spec: &TaskSpec) -> u32 {
-    let configured = entry.map(|entry| entry.shared.config.attempts);
+    let configured = entry.map(|entry| entry.shared.config.options.attempts);
     spec.attempts.or(configured).unwrap_or(1)
 }
 

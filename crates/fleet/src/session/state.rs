@@ -119,7 +119,7 @@ impl SessionState {
     pub(super) fn scope(&self) -> SessionScope {
         match self.conversation {
             Some(_) => SessionScope::Slot,
-            None => self.pool.config.session,
+            None => self.pool.config.options.session,
         }
     }
 
@@ -463,7 +463,7 @@ impl SessionState {
                     self.permissions
                         .requests
                         .directory
-                        .start_turn(self.pool.config.shell_cwd);
+                        .start_turn(self.pool.config.options.shell_cwd);
                     // Before the agent can call its model for this prompt.
                     self.agent.rate_limit_watch.reset();
                     self.start_turn_budget();

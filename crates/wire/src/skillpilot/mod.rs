@@ -113,44 +113,20 @@ pub fn is_id(id: &str) -> bool {
     (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(plain) && !id.starts_with('.')
 }
 
-/// How a command is ended before its time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
-#[serde(rename_all = "snake_case")]
-pub enum CancelPolicy {
-    /// The tool is interrupted, as by a person at its terminal.
-    #[default]
-    CtrlC,
-    /// The tool is ended; the next command gets another.
-    TerminateTool,
-    /// The tool is killed with all that it started, and the Runner ends.
-    TerminateSession,
-}
-
-impl CancelPolicy {
-    /// Every one, with its word.
-    pub const ALL: [(Self, &'static str); 3] = [
-        (Self::CtrlC, "ctrl_c"),
-        (Self::TerminateTool, "terminate_tool"),
-        (Self::TerminateSession, "terminate_session"),
-    ];
-
-    /// The policy of that word.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        let found = Self::ALL.into_iter().find(|(_, its)| *its == word);
-        found.map(|(policy, _)| policy)
+marshal_model::string_enum!(
+    /// How a command is ended before its time.
+    #[derive(Serialize, Deserialize, Default)]
+    #[serde(rename_all = "snake_case")]
+    CancelPolicy {
+        /// The tool is interrupted, as by a person at its terminal.
+        #[default]
+        CtrlC = "ctrl_c",
+        /// The tool is ended; the next command gets another.
+        TerminateTool = "terminate_tool",
+        /// The tool is killed with all that it started, and the Runner ends.
+        TerminateSession = "terminate_session",
     }
-
-    /// Its word.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::CtrlC => "ctrl_c",
-            Self::TerminateTool => "terminate_tool",
-            Self::TerminateSession => "terminate_session",
-        }
-    }
-}
+);
 
 /// Who has the marker written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]

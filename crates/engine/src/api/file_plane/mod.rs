@@ -89,7 +89,7 @@ pub fn open(config: &Config) -> Result<Vec<OpenedPlane>, OpenError> {
         Ok(OpenedPlane {
             pool: pool.name.clone(),
             plane: plane.clone(),
-            scope: pool.session,
+            scope: pool.options.session,
             disk,
             ownership: holding,
         })

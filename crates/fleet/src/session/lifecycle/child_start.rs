@@ -155,7 +155,7 @@ impl SessionState {
                 .as_ref()
                 .or(self.agent.settings.initial_mode())
                 .cloned(),
-            allows_any_mode: config.guard == Guard::Sandbox,
+            allows_any_mode: config.options.guard == Guard::Sandbox,
             runner: Arc::clone(&config.runner),
             client_capabilities: config.client_offers(),
             denials: PendingDenials::default(),

@@ -258,7 +258,7 @@ impl SessionState {
             return;
         }
         let why = "a tool call that the policy denies ran without a request".to_owned();
-        match self.pool.config.on_unasked_deny {
+        match self.pool.config.options.on_unasked_deny {
             OnUnaskedDeny::Report => {}
             OnUnaskedDeny::Interrupt => self.interrupt(TurnOutcome::Failed, why),
             OnUnaskedDeny::Stop => {

@@ -28,7 +28,7 @@ impl PreparedSession {
         shared: &Arc<Shared>,
         pool: &PoolShared,
     ) -> Option<ClientSetup> {
-        if !pool.config.needs_sandbox_entry() && !pool.config.client_elicitation {
+        if !pool.config.needs_sandbox_entry() && !pool.config.options.client_elicitation {
             return None;
         }
         let mut env = self.dirs().environment(shared, pool);

@@ -178,7 +178,7 @@ pub(crate) fn decide_request(
         requests.record_request(original.as_deref().unwrap_or(permission_request));
     }
     let announces = announced.as_ref().map(|engine_request| engine_request.tool);
-    let keeps = pool.config.shell_cwd;
+    let keeps = pool.config.options.shell_cwd;
     // A shell call without a request may have moved the shell already; what it did is seen only at
     // its end.
     let unseen = keeps != ShellCwd::Workspace
@@ -519,7 +519,7 @@ pub(crate) fn evaluate_unrequested_call(
     };
     // It ran, whatever the decision is.
     policy_snapshot::count_uses(&mut requests.rule_uses, &judgement.rule_uses);
-    let keeps = pool.config.shell_cwd;
+    let keeps = pool.config.options.shell_cwd;
     requests
         .directory
         .record_decision(keeps, &moved, Decision::Allow);

@@ -195,7 +195,7 @@ fn evaluate_one(
         judgement.facts.resolved_paths =
             policy::resolve_paths(Some(&request), &judgement.facts.parts, place);
     }
-    let moved = match pool.config.shell_cwd {
+    let moved = match pool.config.options.shell_cwd {
         ShellCwd::Workspace => CwdChange::Unchanged,
         ShellCwd::Turn | ShellCwd::Sticky => shell_moves(pool, tool, &request, &places),
     };

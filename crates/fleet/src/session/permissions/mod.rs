@@ -83,7 +83,7 @@ impl PermissionSettings {
             pool: pool.config.name.clone(),
             timeout: approval.timeout,
             agent_waits: approval.agent_waits,
-            shell_cwd: pool.config.shell_cwd,
+            shell_cwd: pool.config.options.shell_cwd,
             delegate: delegate.map(|delegate| delegate.config.name.clone()),
         }
     }

@@ -134,7 +134,7 @@ impl Surroundings for SessionSurroundings<'_> {
         let places = request.decided.from.possible_places(prepared);
         let mut paths: Vec<ResolvedPath> = Vec::new();
         // With a shell that keeps its directory: where it may be.
-        if self.pool.config.shell_cwd != ShellCwd::Workspace {
+        if self.pool.config.options.shell_cwd != ShellCwd::Workspace {
             let known = places.iter().filter_map(|place| place.cwd);
             paths.extend(known.map(|cwd| ResolvedPath {
                 word: UntrustedText::from("."),
