@@ -253,7 +253,13 @@ fn a_slot_restarted_by_hand_between_tasks_goes_on_with_its_session() {
     assert!(!before.is_empty(), "the child waits for the next task");
     let restarted = drill.run(&["restart", "demo/0"]);
     assert_eq!(restarted.code, Some(0), "{}", restarted.all());
-    assert!(drill.agents().is_disjoint(&before), "the old child is gone");
+    let left: Vec<u32> = drill.agents().intersection(&before).copied().collect();
+    let shown = left.iter().map(|pid| {
+        let read = |name| std::fs::read_to_string(format!("/proc/{pid}/{name}"));
+        format!("{:?} {:?} {:?}", read("cmdline"), read("stat"), read("wchan"))
+    });
+    let shown: Vec<String> = shown.collect();
+    assert!(left.is_empty(), "of the old child there is still {shown:?}");
     let (ran, results) = run(&drill, &["recall"]);
     assert!(answer(&results[0]).contains("say one"), "{}", ran.all());
     daemon.signal("TERM");

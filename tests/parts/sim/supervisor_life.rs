@@ -353,7 +353,7 @@ impl Stage<'_> {
             let id = format!("t{place}");
             let task = Task {
                 // The first crash is not counted.
-                attempts: u64::from(pool.attempts)
+                attempts: u64::from(pool.options.attempts)
                     + u64::from(pool.restart.on_crash == OnCrash::Retry),
                 ..Task::default()
             };
