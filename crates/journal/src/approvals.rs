@@ -6,6 +6,7 @@
 
 use rusqlite::{OptionalExtension as _, Row, params};
 
+use super::columns::Columns as _;
 use super::commit::Write;
 use super::error::{ReadError, Violation};
 use super::reader::Reader;
@@ -240,11 +241,11 @@ pub struct StoredApproval {
     pub policy: Option<String>,
 }
 
-const SELECT: &str = "SELECT q.id, q.session, q.pool, coalesce(sessions.slot, 0), q.digest, \
+const SELECT: &str = "SELECT q.id, q.session, q.pool, coalesce(sessions.slot, 0) AS slot, q.digest, \
     q.rules, q.why, q.paths, q.times, q.requested_at_us, \
-    min(q.deadline_us, coalesce(q.agent_until_us, q.deadline_us)), q.state, q.answer, q.approver, \
+    min(q.deadline_us, coalesce(q.agent_until_us, q.deadline_us)) AS deadline_us, q.state, q.answer, q.approver, \
     q.said, q.remember, q.ended_at_us, permission_requests.tool, permission_requests.input, permission_requests.claimed, \
-    coalesce(permission_requests.facts, '{}'), permission_requests.policy \
+    coalesce(permission_requests.facts, '{}') AS facts, permission_requests.policy \
     FROM approvals q JOIN permission_requests ON permission_requests.id = q.id \
     LEFT JOIN sessions ON sessions.session = q.session";
 
@@ -322,43 +323,45 @@ impl Reader {
 fn approval_from_row(row: &Row<'_>) -> Result<StoredApproval, ReadError> {
     let text = |column| row.get::<_, String>(column);
     let word = |what, text: String| ReadError::InvalidValue { what, text };
-    let id = text(0)?;
-    let session = text(1)?;
-    let pool = text(2)?;
-    let state = text(11)?;
-    let answer = row.get::<_, Option<String>>(12)?;
-    let remember = row.get::<_, Option<String>>(15)?;
+    let id = text("id")?;
+    let session = text("session")?;
+    let pool = text("pool")?;
+    let state = text("state")?;
+    let answer = row.get::<_, Option<String>>("answer")?;
+    let remember = row.get::<_, Option<String>>("remember")?;
     let decision = answer.as_deref().and_then(Decision::parse);
     Ok(StoredApproval {
         id: PermissionRequestId::new(&id).map_err(|_| word("approval", id))?,
         session: SessionId::new(&session).map_err(|_| word("session", session))?,
         pool: PoolName::new(&pool).map_err(|_| word("pool", pool))?,
-        slot: row.get(3)?,
-        digest: text(4)?,
-        rules: serde_json::from_str(&text(5)?).unwrap_or_default(),
-        why: text(6)?,
-        paths: text(7)?,
-        request_count: row.get::<_, i64>(8)?.unsigned_abs(),
-        requested_at_us: row.get(9)?,
-        deadline_us: row.get(10)?,
+        slot: row.get("slot")?,
+        digest: text("digest")?,
+        rules: serde_json::from_str(&text("rules")?).unwrap_or_default(),
+        why: text("why")?,
+        paths: text("paths")?,
+        request_count: row.number("times")?,
+        requested_at_us: row.get("requested_at_us")?,
+        deadline_us: row.get("deadline_us")?,
         state: ApprovalState::parse(&state).ok_or_else(|| word("state", state))?,
         answer: match decision {
             None => None,
             Some(decision) => Some(ApprovalAnswer {
                 decision,
-                approver: row.get::<_, Option<String>>(13)?.unwrap_or_default(),
-                comment: row.get::<_, Option<String>>(14)?.map(UntrustedText::new),
+                approver: row
+                    .get::<_, Option<String>>("approver")?
+                    .unwrap_or_default(),
+                comment: row.optional_untrusted("said")?,
                 remember: remember
                     .as_deref()
                     .and_then(RememberScope::parse)
                     .unwrap_or(RememberScope::Never),
             }),
         },
-        ended_at_us: row.get(16)?,
-        tool: text(17)?.into(),
-        input: row.get::<_, Option<String>>(18)?.map(UntrustedText::new),
-        claimed: text(19)?.into(),
-        facts: text(20)?.into(),
-        policy: row.get(21)?,
+        ended_at_us: row.get("ended_at_us")?,
+        tool: row.untrusted("tool")?,
+        input: row.optional_untrusted("input")?,
+        claimed: row.untrusted("claimed")?,
+        facts: row.untrusted("facts")?,
+        policy: row.get("policy")?,
     })
 }

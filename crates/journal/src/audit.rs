@@ -8,6 +8,7 @@
 use rusqlite::{Connection, OptionalExtension, Row};
 use sha2::{Digest, Sha256};
 
+use super::columns::Columns as _;
 use super::error::ReadError;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{DecidedBy, EventKind};
@@ -111,8 +112,8 @@ pub(super) fn read_chain_start(conn: &Connection) -> rusqlite::Result<ChainHead>
         .prepare_cached("SELECT link, hash FROM audit_cut")?
         .query_row([], |row| {
             Ok(ChainHead {
-                link: row.get::<_, i64>(0)?.unsigned_abs(),
-                hash: row.get(1)?,
+                link: row.number("link")?,
+                hash: row.get("hash")?,
             })
         })
         .optional()?;
@@ -127,8 +128,8 @@ pub(super) fn read_chain_head(conn: &Connection) -> rusqlite::Result<ChainHead> 
             [],
             |row| {
                 Ok(ChainHead {
-                    link: row.get::<_, i64>(0)?.unsigned_abs(),
-                    hash: row.get(1)?,
+                    link: row.number("link")?,
+                    hash: row.get("hash")?,
                 })
             },
         )

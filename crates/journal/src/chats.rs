@@ -319,9 +319,7 @@ impl RowWriter<'_> {
                  (SELECT turn FROM turns WHERE chat = session AND key = ?2) \
                  FROM chats WHERE session = ?1",
             )?
-            .query_row(params![row.chat.as_str(), key], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
-            })
+            .query_row(params![row.chat.as_str(), key], |row| row.try_into())
             .optional()?;
         let Some((is_closed, last, waiting, taken)) = stands else {
             return refuse(ChatViolation::Unknown);
@@ -360,9 +358,7 @@ impl RowWriter<'_> {
                  (SELECT turn FROM turns of WHERE of.chat = turns.chat \
                  AND of.state = 'running') FROM turns WHERE turn = ?1",
             )?
-            .query_row([turn.as_str()], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-            })
+            .query_row([turn.as_str()], |row| row.try_into())
             .optional()?;
         let Some((chat, waits, running)) = found else {
             return Err(Violation::NoTurn(turn.clone()).into());
@@ -387,7 +383,7 @@ impl RowWriter<'_> {
         let found: Option<(String, bool)> = self
             .conn
             .prepare_cached("SELECT run, ended_ms IS NOT NULL FROM chats WHERE session = ?1")?
-            .query_row([chat.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))
+            .query_row([chat.as_str()], |row| row.try_into())
             .optional()?;
         match found {
             None => Err(chat_violation(chat, ChatViolation::Unknown).into()),

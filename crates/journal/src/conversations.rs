@@ -4,6 +4,7 @@
 
 use rusqlite::{OptionalExtension as _, Row, params};
 
+use super::columns::Columns as _;
 use super::commit::CONVERSATION_COMMAND;
 use super::error::ReadError;
 use super::reader::Reader;
@@ -33,9 +34,11 @@ pub struct StoredConversation {
 const TITLE: u32 = 200;
 
 const COLUMNS: &str = "SELECT sessions.session, sessions.run, sessions.pool, \
-    (SELECT count(*) FROM tasks WHERE tasks.run = sessions.run), \
-    (SELECT substr(prompt, 1, ?2) FROM tasks WHERE tasks.run = sessions.run ORDER BY place LIMIT 1), \
-    (SELECT spec FROM tasks WHERE tasks.run = sessions.run ORDER BY place DESC LIMIT 1), \
+    (SELECT count(*) FROM tasks WHERE tasks.run = sessions.run) AS prompts, \
+    (SELECT substr(prompt, 1, ?2) FROM tasks WHERE tasks.run = sessions.run ORDER BY place LIMIT 1) \
+        AS first_prompt, \
+    (SELECT spec FROM tasks WHERE tasks.run = sessions.run ORDER BY place DESC LIMIT 1) \
+        AS last_spec, \
     coalesce((SELECT max(queued_at_us) FROM tasks WHERE tasks.run = sessions.run), \
         sessions.begun_at_us) AS at_us \
     FROM sessions JOIN runs ON runs.run = sessions.run \
@@ -123,7 +126,7 @@ impl Reader {
 /// `None` for ids that this program never wrote.
 fn conversation_from_row(row: &Row<'_>) -> rusqlite::Result<Option<StoredConversation>> {
     let text = |column| row.get::<_, String>(column);
-    let (session, run, pool) = (text(0)?, text(1)?, text(2)?);
+    let (session, run, pool) = (text("session")?, text("run")?, text("pool")?);
     let ids = (
         SessionId::new(&session),
         RunId::new(&run),
@@ -136,9 +139,9 @@ fn conversation_from_row(row: &Row<'_>) -> rusqlite::Result<Option<StoredConvers
         session,
         run,
         pool,
-        prompts: row.get(3)?,
-        first_prompt: row.get::<_, Option<String>>(4)?.map(UntrustedText::new),
-        last_spec: row.get(5)?,
-        at_us: row.get(6)?,
+        prompts: row.get("prompts")?,
+        first_prompt: row.optional_untrusted("first_prompt")?,
+        last_spec: row.get("last_spec")?,
+        at_us: row.get("at_us")?,
     }))
 }

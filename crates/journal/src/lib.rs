@@ -14,6 +14,7 @@ mod approvals;
 mod audit;
 mod chats;
 pub mod codec;
+mod columns;
 mod commit;
 mod conversations;
 mod error;

@@ -4,6 +4,7 @@
 
 use rusqlite::{OptionalExtension, params};
 
+use super::columns::Columns as _;
 use super::error::ReadError;
 use super::reader::{Reader, StoredSession, StoredTask, task_from_row};
 use marshal_model::{EventId, RunId, SessionId, TaskId};
@@ -178,10 +179,9 @@ impl Reader {
             .query_row(
                 params![session.as_str(), signed(cursor.seq), signed(cursor.epoch)],
                 |row| {
-                    let number = |column| row.get::<_, i64>(column).map(i64::unsigned_abs);
                     Ok(EventId {
-                        epoch: number(0)?,
-                        seq: number(1)?,
+                        epoch: row.number("epoch")?,
+                        seq: row.number("seq")?,
                     })
                 },
             )

@@ -10,8 +10,8 @@ use super::reader::{Reader, StoredSession, StoredTask, task_from_row};
 use marshal_model::{RunId, TaskId};
 
 /// Tasks of a page: without results, and with only the beginning of each prompt.
-const LISTED: &str = "SELECT id, pool, substr(prompt, 1, 4096), spec, state, outcome, detail, attempts, slot, \
-                      session, queued_at_us, begun_at_us, ended_at_us, NULL, run FROM tasks";
+const LISTED: &str = "SELECT id, pool, substr(prompt, 1, 4096) AS prompt, spec, state, outcome, detail, attempts, slot, \
+                      session, queued_at_us, begun_at_us, ended_at_us, NULL AS result, run FROM tasks";
 
 const TASK: &str = "SELECT id, pool, prompt, spec, state, outcome, detail, attempts, slot, session, \
                     queued_at_us, begun_at_us, ended_at_us, result, run FROM tasks";
@@ -128,7 +128,7 @@ impl Reader {
         let mut statement = self.conn().prepare_cached(&sql)?;
         let limit = Value::from(i64::try_from(limit).unwrap_or(i64::MAX));
         let values = params_from_iter(conditions.values.into_iter().chain([limit]));
-        let rows = statement.query_map(values, |row| Ok((row.get(14)?, task_from_row(row)?)))?;
+        let rows = statement.query_map(values, |row| Ok((row.get("run")?, task_from_row(row)?)))?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 

@@ -9,6 +9,7 @@ use rusqlite::{Connection, Row, params};
 
 use super::audit::{self, ChainHead};
 use super::codec::{self, CodecError};
+use super::columns::Columns as _;
 use super::error::{OpenError, ReadError};
 use super::schema;
 use marshal_model::limits;
@@ -110,16 +111,16 @@ impl StoredSession {
     /// From a row with its columns in the order of the fields.
     pub(super) fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
-            session: row.get(0)?,
-            epoch: number(row, 1)?,
-            pool: row.get(2)?,
-            slot: row.get(3)?,
-            run: row.get(4)?,
-            task: row.get(5)?,
-            attempt: row.get(6)?,
-            begun_at_us: row.get(7)?,
-            ended_at_us: row.get(8)?,
-            class: row.get(9)?,
+            session: row.get("session")?,
+            epoch: row.number("epoch")?,
+            pool: row.get("pool")?,
+            slot: row.get("slot")?,
+            run: row.get("run")?,
+            task: row.get("task")?,
+            attempt: row.get("attempt")?,
+            begun_at_us: row.get("begun_at_us")?,
+            ended_at_us: row.get("ended_at_us")?,
+            class: row.get("class")?,
         })
     }
 }
@@ -128,12 +129,12 @@ impl StoredRun {
     /// From a row with its columns in the order of the fields.
     pub(super) fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         Ok(Self {
-            run: row.get(0)?,
-            epoch: number(row, 1)?,
-            command: row.get(2)?,
-            begun_at_us: row.get(3)?,
-            ended_at_us: row.get(4)?,
-            code: row.get(5)?,
+            run: row.get("run")?,
+            epoch: row.number("epoch")?,
+            command: row.get("command")?,
+            begun_at_us: row.get("begun_at_us")?,
+            ended_at_us: row.get("ended_at_us")?,
+            code: row.get("code")?,
         })
     }
 }
@@ -299,7 +300,7 @@ impl Reader {
         let mut rows = statement.query(params![session.as_str(), after, limit])?;
         let (mut events, mut taken) = (Vec::new(), 0);
         while let Some(row) = rows.next()? {
-            let length = row.get_ref(6)?.as_str().map_or(0, str::len);
+            let length = row.get_ref("body")?.as_str().map_or(0, str::len);
             taken += length;
             if taken > bytes && !events.is_empty() {
                 break;
@@ -317,8 +318,8 @@ impl Reader {
     /// [`ReadError::Database`]
     pub fn sessions_of_run(&self, run: &RunId) -> Result<Vec<RunSession>, ReadError> {
         let mut statement = self.conn.prepare_cached(
-            "SELECT session, pool, slot, task, attempt, ended_at_us IS NOT NULL, 0, \
-             (SELECT coalesce(max(seq), 0) FROM events WHERE events.session = s.session), \
+            "SELECT session, pool, slot, task, attempt, ended_at_us IS NOT NULL AS has_ended, 0 AS after, \
+             (SELECT coalesce(max(seq), 0) FROM events WHERE events.session = s.session) AS last, \
              begun_at_us FROM sessions s WHERE run = ?1 \
              UNION ALL \
              SELECT session, pool, slot, t.id, t.attempts, s.ended_at_us IS NOT NULL, \
@@ -332,14 +333,14 @@ impl Reader {
         )?;
         let rows = statement.query_map([run.as_str()], |row| {
             Ok(RunSession {
-                session: row.get(0)?,
-                pool: row.get(1)?,
-                slot: row.get(2)?,
-                task: row.get(3)?,
-                attempt: row.get(4)?,
-                has_ended: row.get(5)?,
-                after: number(row, 6)?,
-                last: number(row, 7)?,
+                session: row.get("session")?,
+                pool: row.get("pool")?,
+                slot: row.get("slot")?,
+                task: row.get("task")?,
+                attempt: row.get("attempt")?,
+                has_ended: row.get("has_ended")?,
+                after: row.number("after")?,
+                last: row.number("last")?,
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
@@ -352,8 +353,8 @@ impl Reader {
     pub fn last_seq(&self, session: &SessionId) -> Result<u64, ReadError> {
         Ok(self
             .conn
-            .prepare_cached("SELECT coalesce(max(seq), 0) FROM events WHERE session = ?1")?
-            .query_row([session.as_str()], |row| number(row, 0))?)
+            .prepare_cached("SELECT coalesce(max(seq), 0) AS last FROM events WHERE session = ?1")?
+            .query_row([session.as_str()], |row| row.number("last"))?)
     }
 
     /// The size of a session's event bodies, in bytes.
@@ -364,9 +365,9 @@ impl Reader {
         Ok(self
             .conn
             .prepare_cached(
-                "SELECT coalesce(sum(octet_length(body)), 0) FROM events WHERE session = ?1",
+                "SELECT coalesce(sum(octet_length(body)), 0) AS bytes FROM events WHERE session = ?1",
             )?
-            .query_row([session.as_str()], |row| number(row, 0))?)
+            .query_row([session.as_str()], |row| row.number("bytes"))?)
     }
 
     /// All sessions, oldest first.
@@ -424,20 +425,20 @@ impl Reader {
         )?;
         let rows = statement.query_map([session.as_str()], |row| {
             Ok(StoredPermissionRequest {
-                id: row.get(0)?,
-                session: row.get(1)?,
-                requested_seq: number(row, 2)?,
-                decided_seq: row.get::<_, Option<i64>>(3)?.map(i64::unsigned_abs),
-                request_key: row.get::<_, String>(4)?.into(),
-                tool: row.get::<_, String>(5)?.into(),
-                input: row.get(6)?,
-                input_sha256: row.get(7)?,
-                decision: row.get(8)?,
-                decided_by: row.get(9)?,
-                rules: row.get(10)?,
-                reason: row.get(11)?,
-                policy: row.get(12)?,
-                link: row.get::<_, Option<i64>>(13)?.map(i64::unsigned_abs),
+                id: row.get("id")?,
+                session: row.get("session")?,
+                requested_seq: row.number("requested_seq")?,
+                decided_seq: row.optional_number("decided_seq")?,
+                request_key: row.untrusted("request_key")?,
+                tool: row.untrusted("tool")?,
+                input: row.get("input")?,
+                input_sha256: row.get("input_sha256")?,
+                decision: row.get("decision")?,
+                decided_by: row.get("decided_by")?,
+                rules: row.get("rules")?,
+                reason: row.get("reason")?,
+                policy: row.get("policy")?,
+                link: row.optional_number("link")?,
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
@@ -455,7 +456,7 @@ impl Reader {
         )?;
         let rows = statement
             .query_map(params![slot.pool.as_str(), slot.index, since_us], |row| {
-                Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?))
+                <(i64, String)>::try_from(row)
             })?;
         rows.map(|row| {
             let (at_us, word) = row?;
@@ -479,38 +480,33 @@ impl Reader {
 
 pub(super) fn task_from_row(row: &Row<'_>) -> rusqlite::Result<StoredTask> {
     Ok(StoredTask {
-        id: row.get(0)?,
-        pool: row.get(1)?,
-        prompt: row.get::<_, String>(2)?.into(),
-        spec: row.get(3)?,
-        state: row.get(4)?,
-        outcome: row.get(5)?,
-        detail: row.get(6)?,
-        attempts: row.get(7)?,
-        slot: row.get(8)?,
-        session: row.get(9)?,
-        queued_at_us: row.get(10)?,
-        begun_at_us: row.get(11)?,
-        ended_at_us: row.get(12)?,
-        result: row.get(13)?,
+        id: row.get("id")?,
+        pool: row.get("pool")?,
+        prompt: row.untrusted("prompt")?,
+        spec: row.get("spec")?,
+        state: row.get("state")?,
+        outcome: row.get("outcome")?,
+        detail: row.get("detail")?,
+        attempts: row.get("attempts")?,
+        slot: row.get("slot")?,
+        session: row.get("session")?,
+        queued_at_us: row.get("queued_at_us")?,
+        begun_at_us: row.get("begun_at_us")?,
+        ended_at_us: row.get("ended_at_us")?,
+        result: row.get("result")?,
     })
 }
 
 pub(super) fn event_from_row(row: &Row<'_>) -> rusqlite::Result<StoredEvent> {
     Ok(StoredEvent {
-        session: row.get(0)?,
+        session: row.get("session")?,
         id: EventId {
-            epoch: number(row, 1)?,
-            seq: number(row, 2)?,
+            epoch: row.number("epoch")?,
+            seq: row.number("seq")?,
         },
-        at_us: row.get(3)?,
-        kind: row.get(4)?,
-        version: row.get(5)?,
-        body: row.get(6)?,
+        at_us: row.get("at_us")?,
+        kind: row.get("kind")?,
+        version: row.get("version")?,
+        body: row.get("body")?,
     })
-}
-
-/// Reads an unsigned column; SQLite's integers are signed.
-fn number(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
-    row.get::<_, i64>(column).map(i64::unsigned_abs)
 }

@@ -8,6 +8,7 @@ use rusqlite::types::Value;
 use rusqlite::{OptionalExtension, Row, params_from_iter};
 
 use super::audit::{self, ChainHead};
+use super::columns::Columns as _;
 use super::error::ReadError;
 use super::reader::Reader;
 use marshal_model::UntrustedText;
@@ -262,9 +263,9 @@ impl Reader {
             )?
             .query_row([i64::try_from(link).unwrap_or(i64::MAX)], |row| {
                 Ok(RecordIdentity {
-                    id: row.get::<_, String>(0)?.into(),
-                    session: row.get::<_, String>(1)?.into(),
-                    decided_at_us: row.get(2)?,
+                    id: row.untrusted("id")?,
+                    session: row.untrusted("session")?,
+                    decided_at_us: row.get("decided_at_us")?,
                 })
             })
             .optional()?;
@@ -285,46 +286,43 @@ impl Reader {
 }
 
 fn record_from_row(row: &Row<'_>) -> rusqlite::Result<AuditRecord> {
-    let number = |column| row.get::<_, i64>(column).map(i64::unsigned_abs);
-    let maybe = |column| {
-        let text = row.get::<_, Option<String>>(column);
-        text.map(|text| text.map(UntrustedText::new))
-    };
     let or_empty = |column| {
         let text = row.get::<_, Option<String>>(column);
         text.map(Option::unwrap_or_default)
     };
-    let rules = or_empty(24)?;
+    let rules = or_empty("rules")?;
     Ok(AuditRecord {
-        link: number(0)?,
-        prev_hash: or_empty(1)?,
-        hash: or_empty(2)?,
-        id: row.get(3)?,
-        session: row.get(4)?,
-        format: row.get(27)?,
-        pool: row.get(5)?,
-        slot: row.get(6)?,
-        run: row.get(7)?,
-        task: row.get(8)?,
-        requested_seq: number(9)?,
-        decided_seq: row.get::<_, Option<i64>>(10)?.map(i64::unsigned_abs),
-        request_key: row.get::<_, String>(11)?.into(),
-        tool_id: maybe(12)?,
-        tool: row.get::<_, String>(13)?.into(),
-        input: maybe(14)?,
-        input_sha256: row.get(15)?,
-        claimed: row.get::<_, String>(16)?.into(),
-        requested_at_us: row.get(17)?,
-        policy: row.get(18)?,
-        policy_sha256: row.get(19)?,
-        facts: maybe(20)?,
-        eval_us: row.get::<_, Option<i64>>(21)?.map(i64::unsigned_abs),
-        decision: or_empty(22)?,
-        decided_by: or_empty(23)?,
+        link: row.number("link")?,
+        prev_hash: or_empty("prev_hash")?,
+        hash: or_empty("hash")?,
+        id: row.get("id")?,
+        session: row.get("session")?,
+        format: row.get("format")?,
+        pool: row.get("pool")?,
+        slot: row.get("slot")?,
+        run: row.get("run")?,
+        task: row.get("task")?,
+        requested_seq: row.number("requested_seq")?,
+        decided_seq: row.optional_number("decided_seq")?,
+        request_key: row.untrusted("request_key")?,
+        tool_id: row.optional_untrusted("tool_id")?,
+        tool: row.untrusted("tool")?,
+        input: row.optional_untrusted("input")?,
+        input_sha256: row.get("input_sha256")?,
+        claimed: row.untrusted("claimed")?,
+        requested_at_us: row.get("requested_at_us")?,
+        policy: row.get("policy")?,
+        policy_sha256: row.get("policy_sha256")?,
+        facts: row.optional_untrusted("facts")?,
+        eval_us: row.optional_number("eval_us")?,
+        decision: or_empty("decision")?,
+        decided_by: or_empty("decided_by")?,
         // A damaged list reads as an empty one here; `prove_audit` reports the record.
         rules: serde_json::from_str(&rules).unwrap_or_default(),
-        reason: or_empty(25)?,
-        approver: row.get(28)?,
-        decided_at_us: row.get::<_, Option<i64>>(26)?.unwrap_or_default(),
+        reason: or_empty("reason")?,
+        approver: row.get("approver")?,
+        decided_at_us: row
+            .get::<_, Option<i64>>("decided_at_us")?
+            .unwrap_or_default(),
     })
 }

@@ -57,9 +57,7 @@ pub(super) fn plan_recovery(
         "SELECT session, task IS NOT NULL FROM sessions WHERE ended_at_us IS NULL AND epoch < ?1",
     )?;
     let sessions = open
-        .query_map([before], |row| {
-            Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?))
-        })?
+        .query_map([before], |row| <(String, bool)>::try_from(row))?
         .collect::<Result<Vec<_>, _>>()?;
     for (name, is_of_a_task) in sessions {
         // Only valid ids are ever written.
@@ -92,8 +90,7 @@ fn end_conversation_prompts(conn: &Connection, at_us: i64) -> rusqlite::Result<O
          WHERE command = ?1 AND state <> 'ended'",
     )?;
     let rows = open.query_map([CONVERSATION_COMMAND], |row| {
-        let text = |column| row.get::<_, String>(column);
-        Ok((text(0)?, text(1)?, text(2)?))
+        <(String, String, String)>::try_from(row)
     })?;
     let mut writes = settle_interrupted_turns(conn, at_us)?;
     for row in rows {
@@ -133,14 +130,7 @@ fn settle_interrupted_turns(conn: &Connection, at_us: i64) -> rusqlite::Result<V
          WHERE turns.state = 'running'",
     )?;
     let rows = running.query_map([], |row| {
-        let ended = row.get::<_, Option<String>>(2)?;
-        let stopped = row.get::<_, bool>(3)?;
-        Ok((
-            row.get::<_, String>(0)?,
-            row.get::<_, bool>(1)?,
-            ended,
-            stopped,
-        ))
+        <(String, bool, Option<String>, bool)>::try_from(row)
     })?;
     let mut writes = Vec::new();
     for row in rows {
@@ -186,8 +176,8 @@ fn missing_events(
              EXISTS (SELECT 1 FROM turns WHERE chat = ?1 AND state = 'running' AND stopped = 1)",
         )?
         .query_row([session.as_str()], |row| {
-            let seq = row.get::<_, i64>(0)?.unsigned_abs();
-            Ok((seq, row.get(1)?, row.get(2)?))
+            let (seq, is_running, stopped) = <(i64, bool, bool)>::try_from(row)?;
+            Ok((seq.unsigned_abs(), is_running, stopped))
         })?;
     let mut writes = Vec::new();
     let mut event = |event| {

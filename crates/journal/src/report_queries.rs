@@ -2,6 +2,7 @@
 //!
 //! Only reads. Must not know how anything is shown.
 
+use super::columns::Columns as _;
 use super::error::ReadError;
 use super::reader::{Reader, StoredTask, task_from_row};
 use marshal_model::UntrustedText;
@@ -37,7 +38,7 @@ impl Reader {
         )?;
         let mut rows = statement.query([at_us])?;
         while let Some(row) = rows.next()? {
-            each(row.get(14)?, task_from_row(row)?);
+            each(row.get("run")?, task_from_row(row)?);
         }
         Ok(())
     }
@@ -49,15 +50,15 @@ impl Reader {
     pub fn crashes_since(&self, at_us: i64) -> Result<Vec<CrashCount>, ReadError> {
         // With a single max(), SQLite takes the other columns from the row with the maximum.
         let mut statement = self.conn().prepare_cached(
-            "SELECT pool, class, count(*), detail, max(at_us) FROM slot_failures WHERE at_us >= ?1 \
-             GROUP BY pool, class ORDER BY 3 DESC, pool, class",
+            "SELECT pool, class, count(*) AS count, detail, max(at_us) FROM slot_failures WHERE at_us >= ?1 \
+             GROUP BY pool, class ORDER BY count DESC, pool, class",
         )?;
         let rows = statement.query_map([at_us], |row| {
             Ok(CrashCount {
-                pool: row.get(0)?,
-                class: row.get(1)?,
-                count: row.get::<_, i64>(2)?.unsigned_abs(),
-                detail: row.get::<_, String>(3)?.into(),
+                pool: row.get("pool")?,
+                class: row.get("class")?,
+                count: row.number("count")?,
+                detail: row.untrusted("detail")?,
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
@@ -70,7 +71,8 @@ impl Reader {
     /// [`ReadError::Database`]
     pub fn costs_since(&self, at_us: i64) -> Result<Vec<(f64, UntrustedText)>, ReadError> {
         let mut statement = self.conn().prepare_cached(
-            "SELECT json_extract(body, '$.cost.amount'), json_extract(body, '$.cost.currency') \
+            "SELECT json_extract(body, '$.cost.amount') AS amount, \
+             json_extract(body, '$.cost.currency') AS currency \
              FROM events WHERE session = ?1 AND kind = 'context_used' AND json_valid(body) \
              ORDER BY seq DESC LIMIT 1",
         )?;
@@ -78,8 +80,8 @@ impl Reader {
         for session in self.sessions_since(at_us)? {
             let mut rows = statement.query([&session.session])?;
             if let Some(row) = rows.next()? {
-                let amount: Option<f64> = row.get(0).unwrap_or_default();
-                let currency: Option<String> = row.get(1).unwrap_or_default();
+                let amount: Option<f64> = row.get("amount").unwrap_or_default();
+                let currency: Option<String> = row.get("currency").unwrap_or_default();
                 costs.extend(amount.zip(currency.map(UntrustedText::new)));
             }
         }

@@ -2,12 +2,10 @@
 //!
 //! Only reads. Must not know which of them are wanted.
 
-use rusqlite::Row;
-
 use super::commit::CONVERSATION_COMMAND;
 use super::error::ReadError;
-use super::reader::{Reader, StoredEvent};
-use marshal_model::{Event, EventId, PoolName, RunId, SessionId, SlotId, UntrustedText};
+use super::reader::{Reader, event_from_row};
+use marshal_model::{Event, PoolName, RunId, SessionId, SlotId, UntrustedText};
 
 /// A session of a slot that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,17 +36,23 @@ impl Reader {
     /// [`ReadError::Database`]
     pub fn resumable_sessions(&self) -> Result<Vec<ResumableSession>, ReadError> {
         let mut statement = self.conn().prepare_cached(
-            "SELECT session, pool, slot, sessions.run, runs.ended_at_us IS NOT NULL, \
-             coalesce(runs.command = ?1, 0) \
+            "SELECT session, pool, slot, sessions.run, runs.ended_at_us IS NOT NULL AS run_ended, \
+             coalesce(runs.command = ?1, 0) AS is_conversation \
              FROM sessions LEFT JOIN runs ON runs.run = sessions.run \
              WHERE sessions.ended_at_us IS NULL AND task IS NULL \
              ORDER BY sessions.begun_at_us, session",
         )?;
         let rows = statement.query_map([CONVERSATION_COMMAND], |row| {
             let text = |column| row.get::<_, String>(column);
-            let run: Option<String> = row.get(3)?;
-            let of_run = (row.get(4)?, row.get(5)?);
-            Ok((text(0)?, text(1)?, row.get::<_, u16>(2)?, run, of_run))
+            let run: Option<String> = row.get("run")?;
+            let of_run = (row.get("run_ended")?, row.get("is_conversation")?);
+            Ok((
+                text("session")?,
+                text("pool")?,
+                row.get::<_, u16>("slot")?,
+                run,
+                of_run,
+            ))
         })?;
         let mut resumable = Vec::new();
         for row in rows {
@@ -95,19 +99,4 @@ impl Reader {
         }
         Ok(None)
     }
-}
-
-fn event_from_row(row: &Row<'_>) -> rusqlite::Result<StoredEvent> {
-    let number = |column| row.get::<_, i64>(column).map(i64::unsigned_abs);
-    Ok(StoredEvent {
-        session: row.get(0)?,
-        id: EventId {
-            epoch: number(1)?,
-            seq: number(2)?,
-        },
-        at_us: row.get(3)?,
-        kind: row.get(4)?,
-        version: row.get(5)?,
-        body: row.get(6)?,
-    })
 }

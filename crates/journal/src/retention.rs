@@ -245,12 +245,12 @@ impl Pass {
         let mut looks = 0;
         while let Some(row) = rows.next()? {
             looks += 1;
-            let (ended_us, session): (i64, String) = (row.get(0)?, row.get(1)?);
+            let (ended_us, session): (i64, String) = (row.get("ended_at_us")?, row.get("session")?);
             if ended_us >= self.before_us && self.shrink_to.is_none() {
                 looks = 0;
                 break;
             }
-            let run: Option<String> = row.get(2)?;
+            let run: Option<String> = row.get("run")?;
             self.cursor = (ended_us, session);
             if let Some(run) = run
                 && is_run_open(conn, &run, epoch)?
@@ -314,11 +314,7 @@ impl Pass {
                  (SELECT 1 FROM sessions WHERE sessions.session = permission_requests.session)",
             )?
             .query_row([i64::try_from(cut.link + 1).unwrap_or(i64::MAX)], |row| {
-                Ok((
-                    row.get::<_, String>(0)?,
-                    row.get::<_, i64>(1)?,
-                    row.get::<_, String>(2)?,
-                ))
+                <(String, i64, String)>::try_from(row)
             })
             .optional()?;
         let Some((id, link, hash)) = next else {

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use rusqlite::{Connection, OptionalExtension, params};
 
+use super::columns::Columns as _;
 use super::error::ReadError;
 use super::reader::Reader;
 use super::rows::{RowWriter, WriteError};
@@ -131,16 +132,15 @@ pub(super) fn prune_spend(conn: &Connection, at_us: i64) -> rusqlite::Result<()>
 
 const COLUMNS: &str = "tokens, cost, counted_tokens, counted_cost";
 
-fn spend_from_row(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<StoredSpend> {
-    let number = |at: usize| row.get::<_, i64>(first + at).map(i64::unsigned_abs);
+fn spend_from_row(row: &rusqlite::Row<'_>) -> rusqlite::Result<StoredSpend> {
     Ok(StoredSpend {
         amount: Amount {
-            tokens: number(0)?,
-            nanodollars: number(1)?,
+            tokens: row.number("tokens")?,
+            nanodollars: row.number("cost")?,
         },
         counted: Amount {
-            tokens: number(2)?,
-            nanodollars: number(3)?,
+            tokens: row.number("counted_tokens")?,
+            nanodollars: row.number("counted_cost")?,
         },
     })
 }
@@ -162,7 +162,7 @@ impl Reader {
             .conn()
             .prepare_cached(&sql)?
             .query_row(params![pool.as_str(), period.as_str(), name], |row| {
-                spend_from_row(row, 0)
+                spend_from_row(row)
             })
             .optional()?;
         Ok(found.unwrap_or_default())
@@ -180,7 +180,7 @@ impl Reader {
         let mut statement = self.conn().prepare_cached(&sql)?;
         let most = i64::try_from(limits::SPENT_DAYS).unwrap_or(i64::MAX);
         let rows = statement.query_map(params![pool.as_str(), most], |row| {
-            Ok((row.get(0)?, spend_from_row(row, 1)?))
+            Ok((row.get("name")?, spend_from_row(row)?))
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
@@ -199,7 +199,7 @@ impl Reader {
         );
         let mut statement = self.conn().prepare_cached(&sql)?;
         let rows = statement.query_map([pool.as_str()], |row| {
-            Ok((row.get(0)?, spend_from_row(row, 1)?))
+            Ok((row.get("name")?, spend_from_row(row)?))
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
@@ -211,7 +211,7 @@ impl Reader {
     pub fn session_spend(&self, session: &SessionId) -> Result<Amount, ReadError> {
         let sql = format!("SELECT {COLUMNS} FROM spent WHERE period = 'session' AND name = ?1");
         let mut statement = self.conn().prepare_cached(&sql)?;
-        let rows = statement.query_map([session.as_str()], |row| spend_from_row(row, 0))?;
+        let rows = statement.query_map([session.as_str()], spend_from_row)?;
         let mut sum = StoredSpend::default();
         for row in rows {
             sum = sum.plus(row?);
@@ -226,7 +226,7 @@ impl Reader {
     pub fn run_spend(&self, run: &RunId) -> Result<StoredSpend, ReadError> {
         let sql = format!("SELECT {COLUMNS} FROM spent WHERE period = 'run' AND name = ?1");
         let mut statement = self.conn().prepare_cached(&sql)?;
-        let rows = statement.query_map([run.as_str()], |row| spend_from_row(row, 0))?;
+        let rows = statement.query_map([run.as_str()], spend_from_row)?;
         let mut sum = StoredSpend::default();
         for row in rows {
             sum = sum.plus(row?);
@@ -245,7 +245,7 @@ impl Reader {
             format!("SELECT pool, {COLUMNS} FROM spent WHERE period = 'session' AND at_us >= ?1");
         let mut statement = self.conn().prepare_cached(&sql)?;
         let rows =
-            statement.query_map([at_us], |row| Ok((row.get(0)?, spend_from_row(row, 1)?)))?;
+            statement.query_map([at_us], |row| Ok((row.get("pool")?, spend_from_row(row)?)))?;
         for row in rows {
             let (pool, spent) = row?;
             let sum = pools.entry(pool).or_default();
@@ -269,7 +269,7 @@ impl Reader {
         );
         let mut statement = self.conn().prepare_cached(&sql)?;
         let rows = statement.query_map([at_us], |row| {
-            Ok(((row.get(0)?, row.get(1)?), spend_from_row(row, 2)?))
+            Ok(((row.get("run")?, row.get("task")?), spend_from_row(row)?))
         })?;
         let mut tasks: HashMap<(String, String), StoredSpend> = HashMap::new();
         for row in rows {

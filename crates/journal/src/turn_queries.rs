@@ -5,6 +5,7 @@
 use rusqlite::{Row, params};
 
 use super::codec;
+use super::columns::Columns as _;
 use super::error::ReadError;
 use super::reader::Reader;
 use marshal_model::{
@@ -109,8 +110,8 @@ impl Reader {
         let (from, item) = match rows.next()? {
             None => (0, None),
             Some(row) => match event_from_row(row)? {
-                Some(Event::PromptAccepted { task, .. }) => (row.get(3)?, task),
-                _ => (row.get::<_, i64>(3)?, None),
+                Some(Event::PromptAccepted { task, .. }) => (row.get("seq")?, task),
+                _ => (row.get::<_, i64>("seq")?, None),
             },
         };
         let mut statement = self.conn().prepare_cached(
@@ -166,7 +167,7 @@ impl Reader {
             )?;
             let mut rows = statement.query([session.as_str(), kind])?;
             let Some(row) = rows.next()? else { continue };
-            let seq = row.get::<_, i64>(3)?.unsigned_abs();
+            let seq = row.number("seq")?;
             match event_from_row(row)? {
                 Some(Event::PromptAccepted { task, .. }) => {
                     last.prompt_seq = seq;
@@ -214,6 +215,7 @@ impl Reader {
 
 /// Decodes the event of a row; `None` if a newer program wrote it.
 fn event_from_row(row: &Row<'_>) -> rusqlite::Result<Option<Event>> {
-    let (kind, version, body): (String, u32, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+    let (kind, version, body): (String, u32, String) =
+        (row.get("kind")?, row.get("version")?, row.get("body")?);
     Ok(codec::decode(&kind, version, &body).ok())
 }

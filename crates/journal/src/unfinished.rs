@@ -92,11 +92,11 @@ impl Reader {
         )?;
         let rows = statement.query_map([beginning], |row| {
             Ok(TaskMatch {
-                run: row.get(0)?,
-                id: row.get(1)?,
-                pool: row.get(2)?,
-                state: row.get(3)?,
-                outcome: row.get(4)?,
+                run: row.get("run")?,
+                id: row.get("id")?,
+                pool: row.get("pool")?,
+                state: row.get("state")?,
+                outcome: row.get("outcome")?,
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
@@ -131,13 +131,7 @@ impl Reader {
             "SELECT pool, slot, at_us, class, reason FROM slot_parks ORDER BY pool, slot",
         )?;
         let rows = statement.query_map([], |row| {
-            Ok((
-                row.get::<_, String>(0)?,
-                row.get::<_, u16>(1)?,
-                row.get::<_, i64>(2)?,
-                row.get::<_, String>(3)?,
-                row.get::<_, String>(4)?,
-            ))
+            <(String, u16, i64, String, String)>::try_from(row)
         })?;
         rows.map(|row| {
             let (pool, index, at_us, class, reason) = row?;

@@ -256,7 +256,12 @@ fn a_slot_restarted_by_hand_between_tasks_goes_on_with_its_session() {
     let left: Vec<u32> = drill.agents().intersection(&before).copied().collect();
     let shown = left.iter().map(|pid| {
         let read = |name| std::fs::read_to_string(format!("/proc/{pid}/{name}"));
-        format!("{:?} {:?} {:?}", read("cmdline"), read("stat"), read("wchan"))
+        format!(
+            "{:?} {:?} {:?}",
+            read("cmdline"),
+            read("stat"),
+            read("wchan")
+        )
     });
     let shown: Vec<String> = shown.collect();
     assert!(left.is_empty(), "of the old child there is still {shown:?}");

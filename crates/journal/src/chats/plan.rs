@@ -8,6 +8,7 @@ use rusqlite::{Row, params};
 use super::queries::parse_column;
 use super::{ChatViolation, chat_violation};
 use crate::codec;
+use crate::columns::Columns as _;
 use crate::error::{ReadError, Violation};
 use crate::reader::{Reader, StoredEvent, event_from_row};
 use crate::rows::{RowWriter, WriteError, to_i64};
@@ -324,17 +325,17 @@ impl Reader {
         let sql = "SELECT chat, state, sha256, said_by, rules, why, at_ms FROM plan_reviews \
                    WHERE chat = ?1 ORDER BY nth DESC LIMIT ?2";
         let reviews = self.query_rows(sql, params![chat.as_str(), limit], |row| {
-            let rules = parse_column("list of rules", row.get(4)?, |text| {
+            let rules = parse_column("list of rules", row.get("rules")?, |text| {
                 serde_json::from_str(text).ok()
             });
             Ok(PlanReview {
-                chat: parse_session_id(row.get(0)?)?,
-                state: parse_column("review", row.get(1)?, ReviewState::parse)?,
-                sha256: row.get(2)?,
-                by: row.get(3)?,
+                chat: parse_session_id(row.get("chat")?)?,
+                state: parse_column("review", row.get("state")?, ReviewState::parse)?,
+                sha256: row.get("sha256")?,
+                by: row.get("said_by")?,
                 rules: rules?,
-                why: UntrustedText::new(row.get::<_, String>(5)?),
-                at_ms: row.get(6)?,
+                why: row.untrusted("why")?,
+                at_ms: row.get("at_ms")?,
             })
         });
         let mut reviews = reviews?;
@@ -348,22 +349,22 @@ fn parse_session_id(text: String) -> Result<SessionId, ReadError> {
 }
 
 fn plan_item_from_row(row: &Row<'_>) -> Result<PlanItem, ReadError> {
-    let claimed_by: Option<String> = row.get(6)?;
-    let turn: Option<String> = row.get(7)?;
+    let claimed_by: Option<String> = row.get("claimed_by")?;
+    let turn: Option<String> = row.get("turn")?;
     Ok(PlanItem {
-        chat: parse_session_id(row.get(0)?)?,
-        item: parse_column("item", row.get(1)?, ItemId::parse)?,
-        ordinal: row.get(2)?,
-        content: UntrustedText::new(row.get::<_, String>(3)?),
-        state: parse_column("state of an item", row.get(4)?, ItemState::parse)?,
-        by_agent: row.get(5)?,
+        chat: parse_session_id(row.get("chat")?)?,
+        item: parse_column("item", row.get("item")?, ItemId::parse)?,
+        ordinal: row.get("ordinal")?,
+        content: row.untrusted("content")?,
+        state: parse_column("state of an item", row.get("state")?, ItemState::parse)?,
+        by_agent: row.get("by_agent")?,
         claimed_by: claimed_by.map(parse_session_id).transpose()?,
         turn: turn.and_then(|turn| TurnId::new(&turn).ok()),
-        tries: row.get(8)?,
-        losses: row.get(9)?,
-        at_ms: row.get(10)?,
+        tries: row.get("tries")?,
+        losses: row.get("losses")?,
+        at_ms: row.get("at_ms")?,
         state_before_removal: row
-            .get::<_, Option<String>>(11)?
+            .get::<_, Option<String>>("gone_as")?
             .map(|word| parse_column("state of an item", word, ItemState::parse))
             .transpose()?,
     })

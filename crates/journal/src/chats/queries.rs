@@ -6,6 +6,7 @@ use rusqlite::{Params, Row, params};
 
 use super::ChatRow;
 use crate::codec;
+use crate::columns::Columns as _;
 use crate::error::ReadError;
 use crate::reader::Reader;
 use crate::rows::to_i64;
@@ -148,11 +149,11 @@ pub struct ChatMessage {
 }
 
 const CHAT: &str = "SELECT session, run, workspace, role, model, goal, files, pool, mode, \
-    created_ms, ended_ms, (SELECT coalesce(max(seq), 0) FROM turns WHERE chat = session), \
-    (SELECT count(*) FROM turns WHERE chat = session AND state = 'waiting'), \
-    (SELECT turn FROM turns WHERE chat = session AND state = 'running'), \
+    created_ms, ended_ms, (SELECT coalesce(max(seq), 0) FROM turns WHERE chat = session) AS turns, \
+    (SELECT count(*) FROM turns WHERE chat = session AND state = 'waiting') AS waiting, \
+    (SELECT turn FROM turns WHERE chat = session AND state = 'running') AS running, \
     coalesce((SELECT accepted_ms FROM turns WHERE chat = session ORDER BY seq DESC LIMIT 1), \
-        created_ms), parent, phase, settings, progress, forwarded, closing FROM chats";
+        created_ms) AS used_ms, parent, phase, settings, progress, forwarded, closing FROM chats";
 
 const TURN: &str = "SELECT turn, chat, seq, content, state, task, outcome, accepted_ms, begun_ms, \
     ended_ms, key, stopped FROM turns";
@@ -332,7 +333,7 @@ impl Reader {
         let last = self.last_seq(chat)?;
         let since = last.saturating_sub(limits::CHAT_TRANSCRIPT_EVENTS);
         let mut statement = self.conn().prepare_cached(
-            "SELECT kind, version, iif(kind = 'tool_start', '', body) FROM events \
+            "SELECT kind, version, iif(kind = 'tool_start', '', body) AS body FROM events \
              WHERE session = ?1 AND seq > ?2 AND kind IN ('prompt_accepted', 'text', 'tool_start') \
              ORDER BY seq DESC",
         )?;
@@ -341,14 +342,14 @@ impl Reader {
         while let Some(row) = rows.next()?
             && !recalled.is_full
         {
-            let kind = row.get_ref(0)?.as_str().unwrap_or_default();
+            let kind = row.get_ref("kind")?.as_str().unwrap_or_default();
             if kind == "tool_start" {
                 recalled.end_message();
                 continue;
             }
-            let body = row.get_ref(2)?.as_str().unwrap_or_default();
+            let body = row.get_ref("body")?.as_str().unwrap_or_default();
             // Events of a newer program are skipped.
-            match codec::decode(kind, row.get(1)?, body) {
+            match codec::decode(kind, row.get("version")?, body) {
                 Ok(Event::Text { delta }) => recalled.push(Speaker::Agent, delta),
                 Ok(Event::PromptAccepted { task, text, .. }) => {
                     let accepted = match task {
@@ -464,28 +465,33 @@ pub(super) fn parse_column<T>(
 
 fn chat_from_row(row: &Row<'_>) -> Result<StoredChat, ReadError> {
     let text = |column| row.get::<_, String>(column);
-    let running: Option<String> = row.get(13)?;
-    let (parent, phase): (Option<String>, Option<String>) = (row.get(15)?, row.get(16)?);
-    let (settings, progress): (Option<String>, Option<String>) = (row.get(17)?, row.get(18)?);
-    let files = parse_column("list of files", text(6)?, |text| {
+    let running: Option<String> = row.get("running")?;
+    let (parent, phase): (Option<String>, Option<String>) = (row.get("parent")?, row.get("phase")?);
+    let (settings, progress): (Option<String>, Option<String>) =
+        (row.get("settings")?, row.get("progress")?);
+    let files = parse_column("list of files", text("files")?, |text| {
         serde_json::from_str(text).ok()
     });
     Ok(StoredChat {
-        session: parse_column("session", text(0)?, |text| SessionId::new(text).ok())?,
-        run: parse_column("run", text(1)?, |text| RunId::new(text).ok())?,
-        workspace: parse_column("workspace", text(2)?, |text| WorkspaceName::new(text).ok())?,
-        role: parse_column("role", text(3)?, |text| RoleName::new(text).ok())?,
-        model: row.get(4)?,
-        goal: UntrustedText::new(text(5)?),
+        session: parse_column("session", text("session")?, |text| {
+            SessionId::new(text).ok()
+        })?,
+        run: parse_column("run", text("run")?, |text| RunId::new(text).ok())?,
+        workspace: parse_column("workspace", text("workspace")?, |text| {
+            WorkspaceName::new(text).ok()
+        })?,
+        role: parse_column("role", text("role")?, |text| RoleName::new(text).ok())?,
+        model: row.get("model")?,
+        goal: row.untrusted("goal")?,
         files: files?,
-        pool: parse_column("pool", text(7)?, |text| PoolName::new(text).ok())?,
-        mode: parse_column("mode", text(8)?, ChatMode::parse)?,
-        created_ms: row.get(9)?,
-        ended_ms: row.get(10)?,
-        turns: row.get::<_, i64>(11)?.unsigned_abs(),
-        waiting: row.get(12)?,
+        pool: parse_column("pool", text("pool")?, |text| PoolName::new(text).ok())?,
+        mode: parse_column("mode", text("mode")?, ChatMode::parse)?,
+        created_ms: row.get("created_ms")?,
+        ended_ms: row.get("ended_ms")?,
+        turns: row.number("turns")?,
+        waiting: row.get("waiting")?,
         running: running.and_then(|turn| TurnId::new(&turn).ok()),
-        used_ms: row.get(14)?,
+        used_ms: row.get("used_ms")?,
         parent: parent
             .map(|id| parse_column("session", id, |text| SessionId::new(text).ok()))
             .transpose()?,
@@ -500,29 +506,29 @@ fn chat_from_row(row: &Row<'_>) -> Result<StoredChat, ReadError> {
             Some(text) => parse_column("progress of a chat", text, codec::read_progress)?,
             None => ChatProgress::default(),
         },
-        forwarded: row.get::<_, Option<i64>>(19)?.unwrap_or(0).unsigned_abs(),
-        is_closing: row.get(20)?,
+        forwarded: row.optional_number("forwarded")?.unwrap_or(0),
+        is_closing: row.get("closing")?,
     })
 }
 
 fn turn_from_row(row: &Row<'_>) -> Result<StoredTurn, ReadError> {
     let text = |column| row.get::<_, String>(column);
-    let task: Option<String> = row.get(5)?;
-    let outcome: Option<String> = row.get(6)?;
+    let task: Option<String> = row.get("task")?;
+    let outcome: Option<String> = row.get("outcome")?;
     Ok(StoredTurn {
-        turn: parse_column("turn", text(0)?, |text| TurnId::new(text).ok())?,
-        chat: parse_column("session", text(1)?, |text| SessionId::new(text).ok())?,
-        seq: row.get::<_, i64>(2)?.unsigned_abs(),
-        content: UntrustedText::new(text(3)?),
-        state: parse_column("state of a turn", text(4)?, TurnState::parse)?,
+        turn: parse_column("turn", text("turn")?, |text| TurnId::new(text).ok())?,
+        chat: parse_column("session", text("chat")?, |text| SessionId::new(text).ok())?,
+        seq: row.number("seq")?,
+        content: row.untrusted("content")?,
+        state: parse_column("state of a turn", text("state")?, TurnState::parse)?,
         task: task.and_then(|task| TaskId::new(&task).ok()),
         outcome: outcome
             .map(|outcome| parse_column("outcome", outcome, TurnOutcome::parse))
             .transpose()?,
-        accepted_ms: row.get(7)?,
-        begun_ms: row.get(8)?,
-        ended_ms: row.get(9)?,
-        key: row.get::<_, Option<String>>(10)?.map(UntrustedText::new),
-        stopped: row.get(11)?,
+        accepted_ms: row.get("accepted_ms")?,
+        begun_ms: row.get("begun_ms")?,
+        ended_ms: row.get("ended_ms")?,
+        key: row.optional_untrusted("key")?,
+        stopped: row.get("stopped")?,
     })
 }
