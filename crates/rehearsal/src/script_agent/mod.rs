@@ -26,9 +26,11 @@ mod memory;
 mod operands;
 mod pipes;
 mod quirk;
+mod rpc;
 mod scaiflux;
 mod script;
 mod step;
+mod template;
 mod tools;
 mod turn;
 
@@ -44,12 +46,12 @@ use agent::{Agent, Halt, Parts, Settings};
 use claim::VersionClaim;
 pub use claude::ClaudeFlags;
 use ledger::Ledger;
-use marshal_model::UntrustedText;
 use memory::{Memory, Session, SessionError};
 use pipes::{Inbox, Outbox};
 pub use quirk::Quirk;
 use scaiflux::slash;
 use step::ToolCall;
+use template::Templates;
 
 /// The agent's protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -88,6 +90,17 @@ impl AgentDialect {
             Self::Codex => codex::translate_call(call),
             _ => Cow::Borrowed(call),
         }
+    }
+
+    /// The templates of the agent's messages.
+    const fn templates(self) -> Templates {
+        Templates(match self {
+            Self::Scaiflux => include_str!("scaiflux/messages.txt"),
+            Self::Acp => include_str!("acp/messages.txt"),
+            Self::Loaf => include_str!("loaf/messages.txt"),
+            Self::Claude => include_str!("claude/messages.txt"),
+            Self::Codex => include_str!("codex/messages.txt"),
+        })
     }
 
     /// The protocol version that the agent claims by default.
@@ -294,7 +307,7 @@ fn first_session(
                     drop(claude::report_missing_session(out, &id));
                 }
                 StartError::Resume {
-                    id: UntrustedText::new(id).escape_for_display(60),
+                    id: rpc::shorten(id),
                     why,
                 }
             });

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::AgentDialect;
 use super::agent::{AcceptedPrompt, Agent, CONTEXT_WINDOW, Halt, Permission, Turn};
-use super::agent_event::AgentEvent;
+use super::agent_event::{AgentEvent, TurnEnd};
 use super::memory::Record;
 use super::script;
 use super::step::{Step, ToolCall};
@@ -249,7 +249,7 @@ impl Agent {
             cancelled,
             context: tokens,
         });
-        self.send_event(&AgentEvent::TurnEnd {
+        self.send_event(&AgentEvent::TurnEnd(TurnEnd {
             cancelled,
             iterations,
             input_tokens,
@@ -257,7 +257,7 @@ impl Agent {
             mutations: &mutations,
             answer: &answer,
             reply_to: reply_to.as_ref(),
-        })?;
+        }))?;
         self.turn = None;
         let how = if cancelled { "cancelled" } else { "done" };
         self.log(format_args!("turn ends: {how}"));

@@ -4,18 +4,13 @@
 
 use std::path::Path;
 
-use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 
-use super::handler::{Refusal, Reply};
-use super::kind;
-use super::messages::{
-    Block, Notification, RpcError, Status, Success, ToolCallUpdate, ToolContent, Update,
-};
-use super::requests::Params;
+use super::{kind, status};
 use crate::script_agent::agent::Agent;
 use crate::script_agent::memory::{Record, Session, SessionError};
 use crate::script_agent::quirk::Quirk;
+use crate::script_agent::rpc::{Params, Refusal, Reply, RpcError};
 use marshal_model::limits::{AGENT_SESSION_PAGE, AGENT_SESSIONS};
 
 impl Agent {
@@ -36,7 +31,7 @@ impl Agent {
     pub(super) fn handle_session_load(&mut self, id: &Value, params: &Params) -> Reply {
         self.tool_servers.set_servers(params.servers()?);
         let session = match self.load_session(params) {
-            Err(Refusal::Rpc(_)) if self.settings.has(Quirk::LenientLoad) => {
+            Err(Refusal::Error(_)) if self.settings.has(Quirk::LenientLoad) => {
                 return Ok(Some(json!({})));
             }
             session => session?,
@@ -63,7 +58,7 @@ impl Agent {
     /// Opens a session of an earlier process and replays its history only after the reply.
     fn open_late(&mut self, id: &Value, session: Session, how: &str) -> Reply {
         let result = self.session_options();
-        self.send_acp_reply(&Success::new(id, result))?;
+        self.send("result", &[("id", id), ("result", &result)])?;
         self.replay(&session)?;
         self.open_session(session, how)?;
         Ok(None)
@@ -159,20 +154,6 @@ impl Agent {
         Ok(Some(result))
     }
 
-    /// Makes an open session the current one.
-    pub(super) fn select_session(&mut self, id: &str) -> Result<(), Refusal> {
-        if self.session.id != id {
-            let session = self
-                .others
-                .remove(id)
-                .ok_or_else(|| RpcError::session_not_found(id, "the session is not open here"))?;
-            self.enter_session(session);
-        }
-        // Tools resolve their paths from here.
-        std::env::set_current_dir(&self.session.cwd)?;
-        Ok(())
-    }
-
     /// The session that a request names.
     fn load_session(&mut self, params: &Params) -> Result<Session, Refusal> {
         let id = params.text("sessionId")?;
@@ -185,78 +166,49 @@ impl Agent {
         let mut session = self
             .memory
             .load(id)
-            .map_err(|why| RpcError::session_not_found(id, why.to_string()))?;
+            .map_err(|why| session_not_found(id, why.to_string()))?;
         session.cwd = cwd;
         Ok(session)
     }
 
-    /// Adds a session to the open ones, and to the ledger.
-    fn open_session(&mut self, session: Session, how: &str) -> Result<(), Refusal> {
-        let id = session.id.clone();
-        if self.session.id == id {
-            self.session = session;
-        } else if self.is_busy() {
-            self.others.insert(id.clone(), session);
-        } else {
-            self.others.remove(&id);
-            self.enter_session(session);
-        }
-        self.ledger.append("session", &id, || json!({"how": how}))?;
-        Ok(())
-    }
-
     /// Sends all stored records, in order.
     fn replay(&mut self, session: &Session) -> Result<(), Refusal> {
-        let fault = |why: SessionError| RpcError::session_not_found(&session.id, why.to_string());
+        let fault = |why: SessionError| session_not_found(&session.id, why.to_string());
         for record in session.records().map_err(fault)? {
-            match record.map_err(|error| fault(error.into()))? {
-                Record::Session { .. } => {}
+            let output = self.output();
+            let update = match record.map_err(|error| fault(error.into()))? {
+                Record::Session { .. } => continue,
                 // A turn without text.
-                Record::Answer { text, .. } if text.is_empty() => {}
-                Record::Prompt { text } => self.replay_update(
-                    session,
-                    Update::UserMessageChunk {
-                        content: Block::text(&text),
-                    },
-                )?,
-                Record::Answer { text, .. } => self.replay_update(
-                    session,
-                    Update::AgentMessageChunk {
-                        content: Block::text(&text),
-                    },
-                )?,
+                Record::Answer { text, .. } if text.is_empty() => continue,
+                Record::Prompt { text } => output.fill("user_text", &[("text", &text)])?,
+                Record::Answer { text, .. } => output.fill("text", &[("text", &text)])?,
                 Record::Tool {
                     id,
                     tool,
                     title,
                     input,
-                    output,
+                    output: text,
                     is_error,
-                } => {
-                    let input = to_raw_value(&input).map_err(std::io::Error::from)?;
-                    let call = ToolCallUpdate {
-                        name: Some(&tool),
-                        title: Some(&title),
-                        kind: Some(kind(&tool)),
-                        status: Some(Status::from_is_error(is_error)),
-                        content: vec![ToolContent::text(&output)],
-                        raw_input: Some(&input),
-                        ..ToolCallUpdate::id_only(&id)
-                    };
-                    self.replay_update(session, Update::ToolCall(call))?;
-                }
-            }
+                } => output.fill(
+                    "past_tool",
+                    &[
+                        ("tool_id", &id),
+                        ("title", &title),
+                        ("tool", &tool),
+                        ("kind", &kind(&tool)),
+                        ("status", &status(is_error)),
+                        ("output", &text),
+                        ("input", &input),
+                    ],
+                )?,
+            };
+            self.send("update", &[("session", &session.id), ("update", &update)])?;
         }
         Ok(())
     }
 
-    fn replay_update(&mut self, session: &Session, update: Update<'_>) -> Result<(), Refusal> {
-        self.send_acp_reply(&Notification::new(&session.id, update))?;
-        Ok(())
-    }
-
     fn check_capacity(&self) -> Result<(), RpcError> {
-        if self.others.len() < AGENT_SESSIONS {
+        if !self.is_full() {
             return Ok(());
         }
         let message = format!("{AGENT_SESSIONS} sessions are open: that is the most");
@@ -269,4 +221,9 @@ fn check_directory(cwd: &Path) -> Result<(), RpcError> {
         return Ok(());
     }
     Err(RpcError::invalid_params("`cwd` is not a directory"))
+}
+
+/// The error for a session that cannot be used.
+pub(super) fn session_not_found(id: &str, why: impl Into<String>) -> RpcError {
+    RpcError::new(-32002, why, Some(json!({"sessionId": id})))
 }

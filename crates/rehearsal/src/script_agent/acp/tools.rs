@@ -272,9 +272,6 @@ impl Agent {
     }
 
     fn send_tool_update(&mut self, update: &Value) -> Result<(), Halt> {
-        let params = json!({"sessionId": self.session.id, "update": update});
-        self.out
-            .send(&json!({"jsonrpc": "2.0", "method": "session/update", "params": params}))?;
-        Ok(())
+        self.send("update", &[("update", update)])
     }
 }

@@ -7,13 +7,11 @@ use serde_json::{Value, json};
 use super::messages::{
     self, ControlRequest, Decision, HookReply, Hooks, Inbound, PermissionReply, Reply,
 };
-use super::output::queue_lifecycle;
 use super::{MAX_PROMPT_IDS, MODES, Stage, hook_id, request_id};
 use crate::script_agent::agent::{Agent, Halt, Permission};
 use crate::script_agent::claim::VersionClaim;
 use crate::script_agent::pipes::Line;
-use marshal_model::UntrustedText;
-use marshal_model::limits::LINE_BYTES;
+use crate::script_agent::rpc::{shorten, too_long};
 
 /// The texts for the model when the program itself does not run a tool.
 const HOOK_DENIED: &str = "the hook denied this tool call";
@@ -24,7 +22,7 @@ impl Agent {
         let line = match line {
             Line::Whole(bytes) => bytes,
             Line::TooLong => {
-                return self.fail_protocol(format!("a line is longer than {LINE_BYTES} bytes"));
+                return self.fail_protocol(too_long());
             }
         };
         let message = match messages::parse_message(&line) {
@@ -62,16 +60,14 @@ impl Agent {
     fn handle_claude_prompt(&mut self, text: String, uuid: Option<String>) -> Result<(), Halt> {
         if let Some(uuid) = &uuid {
             if self.claude.prompts.contains(uuid) {
-                return self.fail_protocol(format!(
-                    "the prompt {} came before",
-                    UntrustedText::from(uuid.as_str()).escape_for_display(60)
-                ));
+                let shown = shorten(uuid.as_str());
+                return self.fail_protocol(format!("the prompt {shown} came before"));
             }
             if self.claude.prompts.len() >= MAX_PROMPT_IDS {
                 self.claude.prompts.pop_front();
             }
             self.claude.prompts.push_back(uuid.clone());
-            queue_lifecycle(&mut self.out, &json!(uuid), "queued")?;
+            self.output().queue_lifecycle(Some(uuid), "queued")?;
             self.out.flush()?;
         }
         if !self.is_busy() {
@@ -153,8 +149,7 @@ impl Agent {
     /// apply.
     pub(crate) fn request_claude_permission(&mut self, number: u64) -> Result<(), Halt> {
         if self.claude.hook.is_some() {
-            self.claude.queue_hook_request(&mut self.out, number)?;
-            return Ok(());
+            return Ok(self.output().queue_host_request(number, Stage::Hook, "")?);
         }
         self.apply_builtin_rules(number)
     }
@@ -171,8 +166,8 @@ impl Agent {
     }
 
     fn ask_claude_host(&mut self, number: u64, reason: &str) -> Result<(), Halt> {
-        self.claude
-            .queue_host_request(&mut self.out, number, reason)?;
+        let mut output = self.output();
+        output.queue_host_request(number, Stage::Host, reason)?;
         if self.script_state.withdraws_next {
             self.withdraw_request(number)?;
         }
@@ -195,7 +190,7 @@ impl Agent {
             .filter(|_| is_hook || is_host)
             .and_then(|number| Some((number, self.claude.requests.get(&number)?)));
         let Some((number, at)) = request.map(|(number, request)| (number, request.at)) else {
-            return self.handle_claude_stray_reply(&id);
+            return self.handle_stray_reply(&id);
         };
         match at {
             Stage::Withdrawn => {
@@ -205,18 +200,8 @@ impl Agent {
             }
             Stage::Hook if is_hook => self.handle_claude_hook_reply(number, answer),
             Stage::Host if is_host => self.handle_claude_permission_reply(number, answer),
-            Stage::Hook | Stage::Host => self.handle_claude_stray_reply(&id),
+            Stage::Hook | Stage::Host => self.handle_stray_reply(&id),
         }
-    }
-
-    /// An answer to no open request: a protocol error, unless the script wrote the request itself.
-    fn handle_claude_stray_reply(&mut self, id: &str) -> Result<(), Halt> {
-        let shown = UntrustedText::from(id).escape_for_display(60);
-        if self.script_state.wrote_raw_lines {
-            self.log(format_args!("no request is open with the id {shown}"));
-            return Ok(());
-        }
-        self.fail_protocol(format!("no request is open with the id {shown}"))
     }
 
     /// Handles the hook's decision.
@@ -273,17 +258,11 @@ impl Agent {
     }
 
     fn send_claude_reply(&mut self, id: &str, response: &Value) -> Result<(), Halt> {
-        let inner = json!({"subtype": "success", "request_id": id, "response": response});
-        self.out
-            .send(&json!({"type": "control_response", "response": inner}))?;
-        Ok(())
+        self.send("success", &[("id", &id), ("response", response)])
     }
 
     fn send_claude_error(&mut self, id: &str, why: &str) -> Result<(), Halt> {
         self.log(format_args!("refused: {why}"));
-        let inner = json!({"subtype": "error", "request_id": id, "error": why});
-        self.out
-            .send(&json!({"type": "control_response", "response": inner}))?;
-        Ok(())
+        self.send("failure", &[("id", &id), ("why", &why)])
     }
 }

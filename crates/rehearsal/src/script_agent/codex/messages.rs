@@ -8,26 +8,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// One message of the client.
-#[derive(Debug, PartialEq)]
-pub(super) enum Frame {
-    Request {
-        id: Value,
-        method: String,
-        params: Value,
-    },
-    Notification {
-        method: String,
-        params: Value,
-    },
-    Reply {
-        id: Value,
-        result: Option<Value>,
-    },
-}
+use crate::script_agent::rpc::Frame;
 
 /// Parses one line without its newline.
-pub(super) fn parse_frame(line: &[u8]) -> Result<Frame, String> {
+pub(super) fn parse_frame(line: &[u8]) -> Result<Frame<Value>, String> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Message {
@@ -56,21 +40,12 @@ pub(super) fn parse_frame(line: &[u8]) -> Result<Frame, String> {
     {
         return Err("an id is a number or a text".to_owned());
     }
+    let (params, result) = (message.params, message.result);
     match (id, message.method) {
-        (Some(id), Some(method)) if !is_reply => Ok(Frame::Request {
-            id,
-            method,
-            params: message.params,
-        }),
-        (None, Some(method)) if !is_reply => Ok(Frame::Notification {
-            method,
-            params: message.params,
-        }),
-        (Some(id), None) if message.result.is_some() != message.error.is_some() => {
-            Ok(Frame::Reply {
-                id,
-                result: message.result,
-            })
+        (Some(id), Some(method)) if !is_reply => Ok(Frame::Request { id, method, params }),
+        (None, Some(method)) if !is_reply => Ok(Frame::Notification { method, params }),
+        (id @ Some(_), None) if result.is_some() != message.error.is_some() => {
+            Ok(Frame::Reply { id, result })
         }
         _ => Err("a line is no request, no notification and no reply".to_owned()),
     }

@@ -7,12 +7,13 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::VERSION;
-use super::handler::{Refusal, Reply, parse_params};
+use super::handler::{fatal, parse_params};
 use super::messages::{ApprovalPolicy, Input, Interrupt, ThreadParams, TurnStart};
-use super::output::{now_ms, turn_json};
+use super::output::now_ms;
 use crate::script_agent::agent::{Agent, Halt};
 use crate::script_agent::memory::Session;
-use marshal_model::UntrustedText;
+use crate::script_agent::rpc::{Refusal, Reply, RpcError, shorten};
+use crate::script_agent::template::Fields;
 use marshal_model::limits::AGENT_SESSIONS;
 
 /// The name of the models' provider.
@@ -22,7 +23,7 @@ impl Agent {
     pub(super) fn handle_thread_start(&mut self, params: Value) -> Reply {
         let wanted: ThreadParams = parse_params(params)?;
         if wanted.thread_id.is_some() || wanted.exclude_turns.is_some() {
-            return Err(Refusal::Fatal("a new thread has no past".to_owned()));
+            return fatal("a new thread has no past");
         }
         let cwd = self.check_thread(&wanted)?;
         let session = self.begin_session(cwd.into());
@@ -33,20 +34,18 @@ impl Agent {
     pub(super) fn handle_thread_resume(&mut self, params: Value) -> Reply {
         let wanted: ThreadParams = parse_params(params)?;
         let Some(id) = wanted.thread_id.clone() else {
-            return Err(Refusal::Fatal("`threadId` is missing".to_owned()));
+            return fatal("`threadId` is missing");
         };
         if wanted.exclude_turns != Some(true) {
-            return Err(Refusal::Fatal(
-                "a thread's past is not told here: `excludeTurns` is true".to_owned(),
-            ));
+            return fatal("a thread's past is not told here: `excludeTurns` is true");
         }
         let cwd = self.check_thread(&wanted)?;
         if self.is_open(&id) {
-            return Err(Refusal::Fatal("the thread is open".to_owned()));
+            return fatal("the thread is open");
         }
         let mut session = self.memory.load(&id).map_err(|why| {
-            let id = UntrustedText::new(id).escape_for_display(60);
-            Refusal::Rejected(format!("no rollout found for thread id {id}: {why}"))
+            let id = shorten(id);
+            RpcError::invalid_request(format!("no rollout found for thread id {id}: {why}"))
         })?;
         session.cwd = cwd.into();
         self.open_thread(session, &wanted, "load")
@@ -54,17 +53,16 @@ impl Agent {
 
     /// The directory of a new thread, if another thread may be opened.
     fn check_thread(&self, wanted: &ThreadParams) -> Result<String, Refusal> {
-        if self.others.len() >= AGENT_SESSIONS {
+        if self.is_full() {
             let most = format!("{AGENT_SESSIONS} threads are open: that is the most");
-            return Err(Refusal::Rejected(most));
+            return Err(RpcError::invalid_request(most).into());
         }
         if !wanted.config.is_valid() {
-            let why = "a tool server is a program with its arguments, or an address";
-            return Err(Refusal::Fatal(why.to_owned()));
+            return fatal("a tool server is a program with its arguments, or an address");
         }
         let cwd = Path::new(&wanted.cwd);
         if !cwd.is_absolute() || !cwd.is_dir() {
-            return Err(Refusal::Fatal("`cwd` is an absolute directory".to_owned()));
+            return fatal("`cwd` is an absolute directory");
         }
         Ok(wanted.cwd.clone())
     }
@@ -75,12 +73,7 @@ impl Agent {
         if let Some(model) = &wanted.model {
             self.model.clone_from(model);
         }
-        if self.is_busy() {
-            self.others.insert(id.clone(), session);
-        } else {
-            self.enter_session(session);
-        }
-        self.ledger.append("session", &id, || json!({"how": how}))?;
+        self.open_session(session, how)?;
         let now = now_ms() / 1000;
         let thread = json!({
             "id": id,
@@ -97,10 +90,9 @@ impl Agent {
             "status": {"type": "idle"},
             "turns": [],
         });
-        let reply = json!({"thread": thread});
-        self.codex
-            .queue_notification(&mut self.out, "thread/started", reply)?;
-        Ok(json!({
+        self.output()
+            .notify("thread/started", &[("thread", &thread)])?;
+        Ok(Some(json!({
             "thread": thread,
             "model": self.model,
             "modelProvider": PROVIDER,
@@ -108,60 +100,54 @@ impl Agent {
             "approvalPolicy": wanted.approval_policy,
             "approvalsReviewer": wanted.approvals_reviewer,
             "sandbox": {"type": wanted.sandbox.as_str()},
-        }))
+        })))
     }
 
     /// The reply contains the turn's id and precedes the turn.
     pub(super) fn handle_turn_start(&mut self, id: &Value, params: Value) -> Reply {
         let wanted: TurnStart = parse_params(params)?;
         if wanted.approval_policy == ApprovalPolicy::Never {
-            return Err(Refusal::Fatal("a turn that never asks".to_owned()));
+            return fatal("a turn that never asks");
         }
         if !self.is_open(&wanted.thread_id) {
-            return Err(Refusal::Fatal("the thread is not open".to_owned()));
+            return fatal("the thread is not open");
         }
         let texts = wanted.input.into_iter().map(|Input::Text { text }| text);
         let texts: Vec<String> = texts.collect();
         if texts.is_empty() {
-            return Err(Refusal::Fatal("`input` is empty".to_owned()));
+            return fatal("`input` is empty");
         }
         let text = texts.join("\n");
         if self.is_busy() {
             self.log_to_ledger("prompt", || json!({"text": text, "accepted": false}))?;
-            return Err(Refusal::Rejected("a turn is in progress".to_owned()));
+            return Err(RpcError::invalid_request("a turn is in progress").into());
         }
         self.select_open_session(&wanted.thread_id)?;
         let name = self.next_turn();
         self.accept_prompt(text, Some(name.clone().into()))?;
-        let result = json!({"turn": turn_json(&name, "inProgress")});
-        self.out.send(&json!({"id": id, "result": result}))?;
-        Ok(Value::Null)
+        let fields: Fields = &[("turn", &name), ("status", &"inProgress")];
+        let turn = self.output().fill("turn", fields)?;
+        self.send("result", &[("id", id), ("result", &json!({"turn": turn}))])?;
+        Ok(None)
     }
 
     /// Interrupts a turn. A turn that has not begun or has ended is unknown.
     pub(super) fn handle_turn_interrupt(&mut self, params: Value) -> Reply {
         let wanted: Interrupt = parse_params(params)?;
         if !self.is_open(&wanted.thread_id) {
-            return Err(Refusal::Fatal("the thread is not open".to_owned()));
+            return fatal("the thread is not open");
         }
         let is_it = self.session.id == wanted.thread_id;
         let running = self.turn.as_ref().filter(|_| is_it);
         if running.is_none_or(|turn| turn.id != wanted.turn_id) {
-            return Err(Refusal::Rejected("no active turn to interrupt".to_owned()));
+            return Err(RpcError::invalid_request("no active turn to interrupt").into());
         }
         self.cancel_turn("interrupt")?;
-        Ok(json!({}))
-    }
-
-    /// Whether a session is open.
-    fn is_open(&self, id: &str) -> bool {
-        !id.is_empty() && (self.session.id == id || self.others.contains_key(id))
+        Ok(Some(json!({})))
     }
 
     /// Sends the prompt of the beginning turn as the turn's first item.
     pub(crate) fn queue_codex_prompt(&mut self, text: &str) -> Result<(), Halt> {
-        let to = self.output_context();
-        to.codex.queue_prompt(to.out, &to.event_context, text)?;
-        Ok(())
+        Ok(self.output().queue_prompt(text)?)
     }
 }
