@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::agent_event::{AgentEvent, Output, TextFrame};
+use super::agent_event::{AgentEvent, CallRequest, Output, TextFrame};
 use super::claim::VersionClaim;
 use super::ledger::Ledger;
 use super::memory::{Memory, Record, Session};
@@ -184,34 +184,28 @@ pub(super) struct ScriptState {
     pub(super) withdraws_next: bool,
 }
 
-/// The parts of a new agent.
-#[derive(Debug)]
-pub(super) struct Parts {
-    pub(super) settings: Settings,
-    pub(super) inbox: Inbox,
-    pub(super) out: Outbox,
-    pub(super) ledger: Ledger,
-    pub(super) memory: Memory,
-    pub(super) session: Session,
-    pub(super) model: String,
-    pub(super) mode: String,
-    pub(super) claude: claude::Conversation,
-}
-
 impl Agent {
-    pub(super) fn new(parts: Parts) -> Self {
+    /// An agent that speaks through `pipes`, with a model and a permission mode to claim.
+    pub(super) fn new(
+        settings: Settings,
+        pipes: (Inbox, Outbox),
+        ledger: Ledger,
+        (memory, session): (Memory, Session),
+        (model, mode): (String, String),
+        claude: claude::Conversation,
+    ) -> Self {
         Self {
-            turns: parts.session.prompts,
-            calls: parts.session.calls,
-            settings: parts.settings,
-            inbox: parts.inbox,
-            out: parts.out,
-            ledger: parts.ledger,
-            memory: parts.memory,
-            session: parts.session,
+            turns: session.prompts,
+            calls: session.calls,
+            settings,
+            inbox: pipes.0,
+            out: pipes.1,
+            ledger,
+            memory,
+            session,
             others: BTreeMap::new(),
-            model: parts.model,
-            mode: parts.mode,
+            model,
+            mode,
             turn: None,
             accepted_prompt: None,
             closing: Closing::KeptOpen,
@@ -229,7 +223,7 @@ impl Agent {
             terminal: String::new(),
             tool_servers: acp::ToolServers::default(),
             prompt_queue: loaf::PromptQueue::default(),
-            claude: parts.claude,
+            claude,
             codex: codex::Conversation::default(),
             script_state: ScriptState::default(),
             request_count: 0,
@@ -472,11 +466,12 @@ impl Agent {
         call: &ToolCall,
     ) -> Result<(), Halt> {
         let number = self.next_request();
-        self.queue_event(&AgentEvent::PermissionRequest {
+        let request = CallRequest {
             number,
             tool_id,
             call,
-        })?;
+        };
+        self.queue_event(&AgentEvent::PermissionRequest(request))?;
         self.open_request = Some(OpenRequest {
             number,
             tool: call.tool(),

@@ -27,12 +27,7 @@ pub(super) enum AgentEvent<'a> {
         tool_id: &'a str,
         call: &'a ToolCall,
     },
-    PermissionRequest {
-        /// Counted from 1 over the life of the process.
-        number: u64,
-        tool_id: &'a str,
-        call: &'a ToolCall,
-    },
+    PermissionRequest(CallRequest<'a>),
     /// The agent no longer waits for the answer.
     RequestWithdrawn {
         number: u64,
@@ -41,18 +36,31 @@ pub(super) enum AgentEvent<'a> {
     ToolRunning {
         tool_id: &'a str,
     },
-    ToolEnd {
-        tool_id: &'a str,
-        call: &'a ToolCall,
-        end: &'a ToolOutcome,
-        took_s: f64,
-    },
+    ToolEnd(ToolEnd<'a>),
     /// The use of the context window.
     Context {
         tokens: u64,
         pct: u64,
     },
     TurnEnd(TurnEnd<'a>),
+}
+
+/// A permission request.
+#[derive(Debug)]
+pub(super) struct CallRequest<'a> {
+    /// Counted from 1 over the life of the process.
+    pub(super) number: u64,
+    pub(super) tool_id: &'a str,
+    pub(super) call: &'a ToolCall,
+}
+
+/// The end of a tool call.
+#[derive(Debug)]
+pub(super) struct ToolEnd<'a> {
+    pub(super) tool_id: &'a str,
+    pub(super) call: &'a ToolCall,
+    pub(super) outcome: &'a ToolOutcome,
+    pub(super) took_s: f64,
 }
 
 /// The end of a turn.

@@ -42,7 +42,7 @@ use std::time::Duration;
 
 pub use script::{VERBS, Verb};
 
-use agent::{Agent, Halt, Parts, Settings};
+use agent::{Agent, Halt, Settings};
 use claim::VersionClaim;
 pub use claude::ClaudeFlags;
 use ledger::Ledger;
@@ -185,18 +185,14 @@ pub fn run(args: Args, is_verbose: bool) -> ExitCode {
             return ExitCode::from(failure.code());
         }
     };
-    match agent.serve() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Halt::Exit(code)) => ExitCode::from(code),
-        Err(Halt::ProtocolError(what)) => {
-            print_error(&format!("the controller broke the protocol: {what}"));
-            ExitCode::from(1)
-        }
-        Err(Halt::Io(error)) => {
-            print_error(&error.to_string());
-            ExitCode::from(1)
-        }
-    }
+    let why = match agent.serve() {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Halt::Exit(code)) => return ExitCode::from(code),
+        Err(Halt::ProtocolError(what)) => format!("the controller broke the protocol: {what}"),
+        Err(Halt::Io(error)) => error.to_string(),
+    };
+    print_error(&why);
+    ExitCode::from(1)
 }
 
 /// An error that prevents the agent's start.
@@ -254,80 +250,65 @@ fn build_agent(args: Args, is_verbose: bool) -> Result<Agent, StartError> {
     let mode = mode.to_owned();
     let version = args.protocol.as_deref();
     let mut out = Outbox::stdout().map_err(StartError::Pipes)?;
-    let wanted = SessionChoice {
-        resume: args.resume,
-        new_id: args.words.session_id,
+    let ids = (args.resume, args.words.session_id);
+    let session = first_session(&memory, args.dialect, ids, &mut out)?;
+    let inbox = Inbox::stdin().map_err(StartError::Pipes)?;
+    let settings = Settings {
+        dialect: args.dialect,
+        claim: VersionClaim::parse(version.unwrap_or(args.dialect.version())),
+        think: Duration::from_micros(args.think_us),
+        loader: args.loader,
+        bare_requests: args.bare_asks,
+        quirks: args.quirk,
     };
-    let session = first_session(&memory, args.dialect, wanted, &mut out)?;
-    Ok(Agent::new(Parts {
-        settings: Settings {
-            dialect: args.dialect,
-            claim: VersionClaim::parse(version.unwrap_or(args.dialect.version())),
-            think: Duration::from_micros(args.think_us),
-            loader: args.loader,
-            bare_requests: args.bare_asks,
-            quirks: args.quirk,
-        },
-        inbox: Inbox::stdin().map_err(StartError::Pipes)?,
-        out,
+    Ok(Agent::new(
+        settings,
+        (inbox, out),
         ledger,
-        session,
-        memory,
-        model: args.model,
-        mode,
+        (memory, session),
+        (args.model, mode),
         claude,
-    }))
-}
-
-/// Which session the agent begins with.
-struct SessionChoice {
-    resume: Option<String>,
-    /// The id of a new session.
-    new_id: Option<String>,
+    ))
 }
 
 /// The session that the agent begins with; empty in protocols where the client opens sessions.
+/// `new_id` is the id of a new session.
 fn first_session(
     memory: &Memory,
     dialect: AgentDialect,
-    wanted: SessionChoice,
+    (resume, new_id): (Option<String>, Option<String>),
     out: &mut Outbox,
 ) -> Result<Session, StartError> {
-    match (dialect, wanted.resume) {
-        (AgentDialect::Acp | AgentDialect::Loaf | AgentDialect::Codex, Some(_)) => {
-            Err(StartError::ResumeByFlag)
+    if !matches!(dialect, AgentDialect::Scaiflux | AgentDialect::Claude) {
+        return match resume {
+            Some(_) => Err(StartError::ResumeByFlag),
+            None => Ok(Session::unsaved(String::new())),
+        };
+    }
+    let cwd = || std::env::current_dir().map_err(StartError::Workspace);
+    let Some(id) = resume else {
+        let named = new_id.map(|id| claude::check_new_session_id(memory, id));
+        let (session, failed) = match named {
+            Some(id) => memory.begin_as(id?, cwd()?),
+            None => memory.begin(cwd()?),
+        };
+        if let Some(error) = failed {
+            print_error(&format!("the session is not kept: {error}"));
         }
-        (AgentDialect::Acp | AgentDialect::Loaf | AgentDialect::Codex, None) => {
-            Ok(Session::unsaved(String::new()))
-        }
-        (AgentDialect::Scaiflux | AgentDialect::Claude, Some(id)) => {
-            let loaded = memory.load(&id).map_err(|why| {
-                if dialect == AgentDialect::Claude {
-                    // A host that reads this ends the agent; the exit code reports the same.
-                    drop(claude::report_missing_session(out, &id));
-                }
-                StartError::Resume {
-                    id: rpc::shorten(id),
-                    why,
-                }
-            });
-            let mut session = loaded?;
-            session.cwd = std::env::current_dir().map_err(StartError::Workspace)?;
+        return Ok(session);
+    };
+    match memory.load(&id) {
+        Ok(mut session) => {
+            session.cwd = cwd()?;
             Ok(session)
         }
-        (AgentDialect::Scaiflux | AgentDialect::Claude, None) => {
-            let cwd = std::env::current_dir().map_err(StartError::Workspace)?;
-            let named = wanted
-                .new_id
-                .map(|id| claude::check_new_session_id(memory, id));
-            let (session, failed) = match named {
-                Some(id) => memory.begin_as(id?, cwd),
-                None => memory.begin(cwd),
-            };
-            if let Some(error) = failed {
-                print_error(&format!("the session is not kept: {error}"));
+        Err(why) => {
+            if dialect == AgentDialect::Claude {
+                // A host that reads this ends the agent; the exit code reports the same.
+                drop(claude::report_missing_session(out, &id));
             }
-            Ok(session)
+            let id = rpc::shorten(id);
+            Err(StartError::Resume { id, why })
         }
     }
 }

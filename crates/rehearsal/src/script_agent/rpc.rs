@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::agent::{Agent, Halt};
 use super::pipes::Line;
+use super::template::fields;
 use marshal_model::UntrustedText;
 use marshal_model::limits::LINE_BYTES;
 
@@ -183,7 +184,7 @@ impl Agent {
     ) -> Result<(), Halt> {
         match reply {
             Ok(None) => Ok(()),
-            Ok(Some(result)) => self.send("result", &[("id", id), ("result", &result)]),
+            Ok(Some(result)) => self.send("result", fields![id, result]),
             Err(Refusal::Error(error)) => self.send_error(id, &error),
             Err(Refusal::Fatal(why)) => {
                 self.send_error(id, &RpcError::invalid_params(why.as_str()))?;
@@ -196,7 +197,7 @@ impl Agent {
     /// Sends an error reply.
     pub(super) fn send_error(&mut self, id: &Value, error: &RpcError) -> Result<(), Halt> {
         self.log(format_args!("refused: {}", error.message));
-        self.send("error", &[("id", id), ("error", error)])
+        self.send("error", fields![id, error])
     }
 }
 

@@ -20,6 +20,14 @@ impl<T: Serialize + ?Sized> Field for T {
     }
 }
 
+/// The fields with the names and the values of these variables.
+macro_rules! fields {
+    ($($name:ident),*) => {
+        &[$((stringify!($name), &$name as &dyn $crate::script_agent::template::Field)),*]
+    };
+}
+pub(super) use fields;
+
 /// Values by the names of their placeholders.
 pub(super) type Fields<'a> = &'a [(&'a str, &'a dyn Field)];
 

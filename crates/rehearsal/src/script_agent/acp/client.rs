@@ -8,6 +8,7 @@ use super::request_id;
 use crate::script_agent::AgentDialect;
 use crate::script_agent::agent::{Agent, Closing, Halt};
 use crate::script_agent::step::ClientStep;
+use crate::script_agent::template::fields;
 
 /// The placeholder for the id of the terminal that was created last.
 const LAST_TERMINAL: &str = "$TERMINAL";
@@ -51,15 +52,12 @@ impl Agent {
         if !self.request_and_report("terminal/create", params)? {
             return Ok(());
         }
-        for method in [
-            "terminal/wait_for_exit",
-            "terminal/output",
-            "terminal/release",
-        ] {
+        for method in ["wait_for_exit", "output", "release"] {
             if self.is_cancelled() {
                 return Ok(());
             }
-            self.request_and_report(method, json!({"terminalId": LAST_TERMINAL}))?;
+            let method = format!("terminal/{method}");
+            self.request_and_report(&method, json!({"terminalId": LAST_TERMINAL}))?;
         }
         Ok(())
     }
@@ -97,10 +95,7 @@ impl Agent {
         }
         let id = request_id(self.next_request());
         self.client_request = Some(ClientRequest { id, reply: None });
-        self.send(
-            "request",
-            &[("id", &id), ("method", &method), ("params", &params)],
-        )?;
+        self.send("request", fields![id, method, params])?;
         loop {
             let request = self.client_request.as_mut();
             let reply = request.and_then(|request| request.reply.take());

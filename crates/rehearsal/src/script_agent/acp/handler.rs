@@ -13,6 +13,10 @@ use crate::script_agent::pipes::Line;
 use crate::script_agent::quirk::Quirk;
 use crate::script_agent::rpc::{Frame, Params, Reply, RpcError, shorten};
 
+/// The agent's name and version.
+const NAME: &str = "marshal-script-agent";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// The texts for the model when the client did not allow a call.
 const REJECTED: &str = "the user rejected this tool call";
 const WITHDRAWN: &str = "the client cancelled the permission request";
@@ -105,7 +109,7 @@ impl Agent {
                 self.is_initialized = true;
                 return Ok(Some(json!({
                     "protocolVersion": 2,
-                    "info": {"name": "marshal-script-agent", "version": env!("CARGO_PKG_VERSION")},
+                    "info": {"name": NAME, "version": VERSION},
                     "capabilities": {"session": {}},
                 })));
             }
@@ -127,22 +131,15 @@ impl Agent {
             {"id": "key", "name": "Key"},
             {"type": "terminal", "id": "setup", "name": "Set up", "args": ["--set-up"]},
         ]);
+        let files = has(Quirk::Embedded);
         let mut result = json!({
             "agentCapabilities": {
                 "loadSession": !has(Quirk::NoLoad),
-                "promptCapabilities": {
-                    "image": false,
-                    "audio": false,
-                    "embeddedContext": has(Quirk::Embedded),
-                },
+                "promptCapabilities": {"image": false, "audio": false, "embeddedContext": files},
                 "mcpCapabilities": {"http": false, "sse": false},
                 "sessionCapabilities": sessions,
             },
-            "agentInfo": {
-                "name": "marshal-script-agent",
-                "title": "Script agent",
-                "version": env!("CARGO_PKG_VERSION"),
-            },
+            "agentInfo": {"name": NAME, "title": "Script agent", "version": VERSION},
             "authMethods": if has(Quirk::Login) { logins } else { json!([]) },
         });
         if let Some(version) = version {
@@ -176,16 +173,16 @@ impl Agent {
 
     fn handle_acp_reply(&mut self, id: Option<&Value>, result: Option<&Value>) -> Result<(), Halt> {
         let chosen = requests::parse_choice(result);
+        let deny = |why: &str| Permission::Denied(why.to_owned());
         let answer = match chosen {
             PermissionChoice::Once | PermissionChoice::Always => Permission::Allowed,
-            PermissionChoice::Reject => Permission::Denied(REJECTED.to_owned()),
-            PermissionChoice::Cancelled => Permission::Denied(WITHDRAWN.to_owned()),
-            PermissionChoice::Invalid => Permission::Denied(UNREADABLE.to_owned()),
+            PermissionChoice::Reject => deny(REJECTED),
+            PermissionChoice::Cancelled => deny(WITHDRAWN),
+            PermissionChoice::Invalid => deny(UNREADABLE),
         };
-        let settled = self.settle_request(
-            |number| id.and_then(Value::as_u64) == Some(request_id(number)),
-            answer,
-        );
+        let answered = id.and_then(Value::as_u64);
+        let is_it = |number| answered == Some(request_id(number));
+        let settled = self.settle_request(is_it, answer);
         if !settled {
             let id = id.map_or_else(|| "none".to_owned(), Value::to_string);
             self.log(format_args!(

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use super::agent_event::{AgentEvent, Output, TextFrame};
 use super::step::ToolCall;
-use super::template::Fields;
+use super::template::{Fields, fields};
 pub(super) use client::ClientRequest;
 pub(super) use tools::ToolServers;
 
@@ -24,62 +24,58 @@ impl Output<'_> {
         match event {
             // Every prompt is a request, so the client knows that the turn began.
             AgentEvent::TurnStarted | AgentEvent::RequestWithdrawn { .. } => Ok(()),
-            AgentEvent::Text(text) => self.queue_update("text", &[("text", text)]),
-            AgentEvent::Thought(text) => self.queue_update("thought", &[("text", text)]),
+            AgentEvent::Text(text) => self.queue_update("text", fields![text]),
+            AgentEvent::Thought(text) => self.queue_update("thought", fields![text]),
             AgentEvent::Plan(entries) => {
                 let entries = entries.iter();
                 let entries = entries.map(|entry| self.fill("plan_entry", &[("text", entry)]));
                 let entries: Vec<_> = entries.collect::<io::Result<_>>()?;
-                self.queue_update("plan", &[("entries", &entries)])
+                self.queue_update("plan", fields![entries])
             }
             AgentEvent::ToolStart { tool_id, call } => {
                 let update = self.fill_call("tool_start", tool_id, call)?;
-                self.queue("update", &[("update", &update)])
+                self.queue("update", fields![update])
             }
-            AgentEvent::PermissionRequest {
-                number,
-                tool_id,
-                call,
-            } => {
+            AgentEvent::PermissionRequest(request) => {
                 let name = ["call", "bare_call"][usize::from(self.bare_requests)];
-                let call = self.fill_call(name, tool_id, call)?;
-                let params = self.fill("permission", &[("call", &call)])?;
+                let call = self.fill_call(name, request.tool_id, request.call)?;
+                let params = self.fill("permission", fields![call])?;
                 self.queue(
                     "request",
                     &[
-                        ("id", &request_id(*number)),
+                        ("id", &request_id(request.number)),
                         ("method", &"session/request_permission"),
                         ("params", &params),
                     ],
                 )
             }
             AgentEvent::ToolRunning { tool_id } => {
-                self.queue_update("tool_running", &[("tool_id", tool_id)])
+                self.queue_update("tool_running", fields![tool_id])
             }
-            AgentEvent::ToolEnd { tool_id, end, .. } => self.queue_update(
+            AgentEvent::ToolEnd(end) => self.queue_update(
                 "tool_end",
                 &[
-                    ("tool_id", tool_id),
-                    ("status", &status(end.is_error)),
-                    ("output", &end.output),
-                    ("is_error", &end.is_error),
+                    ("tool_id", &end.tool_id),
+                    ("status", &status(end.outcome.is_error)),
+                    ("output", &end.outcome.output),
+                    ("is_error", &end.outcome.is_error),
                 ],
             ),
-            AgentEvent::Context { tokens, .. } => self.queue_update("usage", &[("tokens", tokens)]),
+            AgentEvent::Context { tokens, .. } => self.queue_update("usage", fields![tokens]),
             AgentEvent::TurnEnd(end) => {
                 let Some(id) = end.reply_to else {
                     return Ok(());
                 };
                 let reason = ["end_turn", "cancelled"][usize::from(end.cancelled)];
-                let result = self.fill("turn_end", &[("reason", &reason)])?;
-                self.queue("result", &[("id", id), ("result", &result)])
+                let result = self.fill("turn_end", fields![reason])?;
+                self.queue("result", fields![id, result])
             }
         }
     }
 
     fn queue_update(&mut self, name: &str, fields: Fields<'_>) -> io::Result<()> {
         let update = self.fill(name, fields)?;
-        self.queue("update", &[("update", &update)])
+        self.queue("update", fields![update])
     }
 
     fn fill_call(&self, name: &str, id: &str, call: &ToolCall) -> io::Result<Box<RawValue>> {
@@ -98,7 +94,7 @@ impl Output<'_> {
     /// The frame of a line with one piece of text.
     pub(super) fn acp_text_frame(&self) -> io::Result<TextFrame> {
         let update = self.fill("text", &[("text", &"")])?;
-        let line = self.fill("update", &[("update", &update)])?;
+        let line = self.fill("update", fields![update])?;
         Ok(TextFrame::around(&line))
     }
 }

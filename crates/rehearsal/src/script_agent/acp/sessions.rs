@@ -11,6 +11,7 @@ use crate::script_agent::agent::Agent;
 use crate::script_agent::memory::{Record, Session, SessionError};
 use crate::script_agent::quirk::Quirk;
 use crate::script_agent::rpc::{Params, Refusal, Reply, RpcError};
+use crate::script_agent::template::fields;
 use marshal_model::limits::{AGENT_SESSION_PAGE, AGENT_SESSIONS};
 
 impl Agent {
@@ -36,32 +37,28 @@ impl Agent {
             }
             session => session?,
         };
-        if self.settings.has(Quirk::LateReplay) {
-            return self.open_late(id, session, "load");
-        }
-        self.replay(&session)?;
-        self.open_session(session, "load")?;
-        Ok(Some(self.session_options()))
+        self.open_past(id, session, "load")
     }
 
     pub(super) fn handle_session_resume(&mut self, id: &Value, params: &Params) -> Reply {
         self.tool_servers
             .set_servers(params.servers().unwrap_or_default());
         let session = self.load_session(params)?;
-        if self.settings.has(Quirk::LateReplay) {
-            return self.open_late(id, session, "resume");
-        }
-        self.open_session(session, "resume")?;
-        Ok(Some(self.session_options()))
+        self.open_past(id, session, "resume")
     }
 
-    /// Opens a session of an earlier process and replays its history only after the reply.
-    fn open_late(&mut self, id: &Value, session: Session, how: &str) -> Reply {
+    /// Opens a session of an earlier process. With the quirk, its history comes after the reply.
+    fn open_past(&mut self, id: &Value, session: Session, how: &str) -> Reply {
+        let is_late = self.settings.has(Quirk::LateReplay);
         let result = self.session_options();
-        self.send("result", &[("id", id), ("result", &result)])?;
-        self.replay(&session)?;
+        if is_late {
+            self.send("result", fields![id, result])?;
+        }
+        if is_late || how == "load" {
+            self.replay(&session)?;
+        }
         self.open_session(session, how)?;
-        Ok(None)
+        Ok((!is_late).then_some(result))
     }
 
     pub(super) fn handle_session_close(&mut self, params: &Params) -> Reply {
@@ -77,16 +74,14 @@ impl Agent {
             return json!({});
         }
         let choices = &self.choices;
-        let first = is_yolo && choices.mode == "ask";
+        let is_first = is_yolo && choices.mode == "ask";
+        let mode = if is_first { "yolo" } else { &choices.mode };
         json!({
-            "modes": {
-                "currentModeId": if first { "yolo" } else { choices.mode.as_str() },
-                "availableModes": [
-                    {"id": "ask", "name": "Ask"},
-                    {"id": "plan", "name": "Plan"},
-                    {"id": "yolo", "name": "Do"},
-                ],
-            },
+            "modes": {"currentModeId": mode, "availableModes": [
+                {"id": "ask", "name": "Ask"},
+                {"id": "plan", "name": "Plan"},
+                {"id": "yolo", "name": "Do"},
+            ]},
             "configOptions": [
                 {"id": "model", "name": "Model", "category": "model", "type": "select",
                     "currentValue": choices.model,
@@ -108,10 +103,8 @@ impl Agent {
     }
 
     pub(super) fn handle_set_option(&mut self, params: &Params) -> Reply {
-        let (id, value) = (
-            params.text("configId")?.to_owned(),
-            params.value("value").clone(),
-        );
+        let id = params.text("configId")?.to_owned();
+        let value = params.value("value").clone();
         match (id.as_str(), &value) {
             ("model", Value::String(model)) => self.choices.model.clone_from(model),
             ("fast", Value::Bool(fast)) => self.choices.fast = *fast,
@@ -140,11 +133,8 @@ impl Agent {
             .take(AGENT_SESSION_PAGE)
             .map(|session| {
                 let updated = jiff::Timestamp::try_from(session.updated);
-                json!({
-                    "sessionId": session.id,
-                    "cwd": session.cwd,
-                    "updatedAt": updated.ok().map(|at| at.to_string()),
-                })
+                let updated = updated.ok().map(|at| at.to_string());
+                json!({"sessionId": session.id, "cwd": session.cwd, "updatedAt": updated})
             })
             .collect();
         let mut result = json!({"sessions": sessions});
@@ -180,8 +170,8 @@ impl Agent {
                 Record::Session { .. } => continue,
                 // A turn without text.
                 Record::Answer { text, .. } if text.is_empty() => continue,
-                Record::Prompt { text } => output.fill("user_text", &[("text", &text)])?,
-                Record::Answer { text, .. } => output.fill("text", &[("text", &text)])?,
+                Record::Prompt { text } => output.fill("user_text", fields![text])?,
+                Record::Answer { text, .. } => output.fill("text", fields![text])?,
                 Record::Tool {
                     id,
                     tool,

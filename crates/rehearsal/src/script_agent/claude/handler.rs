@@ -12,9 +12,13 @@ use crate::script_agent::agent::{Agent, Halt, Permission};
 use crate::script_agent::claim::VersionClaim;
 use crate::script_agent::pipes::Line;
 use crate::script_agent::rpc::{shorten, too_long};
+use crate::script_agent::template::fields;
 
 /// The texts for the model when the program itself does not run a tool.
 const HOOK_DENIED: &str = "the hook denied this tool call";
+
+/// The answer to a request, or its error.
+type Answer = Result<Value, String>;
 
 impl Agent {
     /// Handles one line. A line that is no message ends the agent.
@@ -133,11 +137,8 @@ impl Agent {
         self.claude.hook = hook;
         self.claude.version = self.settings.claim.as_release();
         let mut reply = json!({
-            "pid": std::process::id(),
-            "commands": [],
-            "current_permission_mode": self.mode,
-            "hooks_applied": has_hook,
-            "session_state": "idle",
+            "pid": std::process::id(), "commands": [], "session_state": "idle",
+            "current_permission_mode": self.mode, "hooks_applied": has_hook,
         });
         if let Some(version) = &self.claude.version {
             reply["claude_code_version"] = version.clone();
@@ -158,8 +159,7 @@ impl Agent {
     fn apply_builtin_rules(&mut self, number: u64) -> Result<(), Halt> {
         let request = self.claude.requests.get(&number);
         if request.is_some_and(|request| request.only_reads) {
-            self.claude.requests.remove(&number);
-            self.settle_request(|open| open == number, Permission::Allowed);
+            self.settle_claude_request(number, Permission::Allowed);
             return Ok(());
         }
         self.ask_claude_host(number, "")
@@ -178,43 +178,35 @@ impl Agent {
     fn handle_claude_reply(&mut self, reply: Reply) -> Result<(), Halt> {
         let (id, answer) = match reply {
             Reply::Success {
-                request_id,
+                request_id: id,
                 response,
-            } => (request_id, Ok(response)),
-            Reply::Error { request_id, error } => (request_id, Err(error)),
+            } => (id, Ok(response)),
+            Reply::Error {
+                request_id: id,
+                error,
+            } => (id, Err(error)),
         };
         let number = id.get(2..).and_then(|number| number.parse::<u64>().ok());
-        let is_hook = number.is_some_and(|number| id == hook_id(number));
-        let is_host = number.is_some_and(|number| id == request_id(number));
-        let request = number
-            .filter(|_| is_hook || is_host)
-            .and_then(|number| Some((number, self.claude.requests.get(&number)?)));
-        let Some((number, at)) = request.map(|(number, request)| (number, request.at)) else {
-            return self.handle_stray_reply(&id);
-        };
-        match at {
-            Stage::Withdrawn => {
+        let number = number.unwrap_or_default();
+        let (is_hook, is_host) = (id == hook_id(number), id == request_id(number));
+        let request = self.claude.requests.get(&number);
+        match request.map(|request| request.at) {
+            Some(Stage::Withdrawn) if is_hook || is_host => {
                 self.claude.requests.remove(&number);
                 self.log(format_args!("an answer to a withdrawn request"));
                 Ok(())
             }
-            Stage::Hook if is_hook => self.handle_claude_hook_reply(number, answer),
-            Stage::Host if is_host => self.handle_claude_permission_reply(number, answer),
-            Stage::Hook | Stage::Host => self.handle_stray_reply(&id),
+            Some(Stage::Hook) if is_hook => self.handle_claude_hook_reply(number, answer),
+            Some(Stage::Host) if is_host => self.handle_claude_permission_reply(number, answer),
+            _ => self.handle_stray_reply(&id),
         }
     }
 
     /// Handles the hook's decision.
-    fn handle_claude_hook_reply(
-        &mut self,
-        number: u64,
-        answer: Result<Value, String>,
-    ) -> Result<(), Halt> {
-        let answer = answer.and_then(|answer| {
-            let hook_reply: HookReply =
-                serde_json::from_value(answer).map_err(|error| error.to_string())?;
-            hook_reply.decision().map_err(str::to_owned)
-        });
+    fn handle_claude_hook_reply(&mut self, number: u64, answer: Answer) -> Result<(), Halt> {
+        let answer = answer
+            .and_then(messages::parse::<HookReply>)
+            .and_then(|reply| reply.decision().map_err(str::to_owned));
         let permission = match answer {
             Err(why) => return self.fail_protocol(format!("the hook's answer: {why}")),
             Ok(None) => return self.apply_builtin_rules(number),
@@ -225,22 +217,14 @@ impl Agent {
             }
             Ok(Some((Decision::Deny, reason))) => Permission::Denied(reason),
         };
-        self.claude.requests.remove(&number);
-        self.settle_request(|open| open == number, permission);
+        self.settle_claude_request(number, permission);
         Ok(())
     }
 
     /// Handles the host's answer. An answer that allows a call must repeat the call's input.
-    fn handle_claude_permission_reply(
-        &mut self,
-        number: u64,
-        answer: Result<Value, String>,
-    ) -> Result<(), Halt> {
-        let answer = answer.and_then(|answer| {
-            serde_json::from_value::<PermissionReply>(answer).map_err(|error| error.to_string())
-        });
-        let request = self.claude.requests.remove(&number);
-        let permission = match answer {
+    fn handle_claude_permission_reply(&mut self, number: u64, answer: Answer) -> Result<(), Halt> {
+        let request = self.claude.requests.get(&number);
+        let permission = match answer.and_then(messages::parse::<PermissionReply>) {
             Err(why) => return self.fail_protocol(format!("the answer to a request: {why}")),
             Ok(PermissionReply::Allow { input }) => {
                 if request.is_none_or(|request| request.input != input) {
@@ -253,16 +237,21 @@ impl Agent {
             }
             Ok(PermissionReply::Deny { message }) => Permission::Denied(message),
         };
-        self.settle_request(|open| open == number, permission);
+        self.settle_claude_request(number, permission);
         Ok(())
     }
 
+    fn settle_claude_request(&mut self, number: u64, permission: Permission) {
+        self.claude.requests.remove(&number);
+        self.settle_request(|open| open == number, permission);
+    }
+
     fn send_claude_reply(&mut self, id: &str, response: &Value) -> Result<(), Halt> {
-        self.send("success", &[("id", &id), ("response", response)])
+        self.send("success", fields![id, response])
     }
 
     fn send_claude_error(&mut self, id: &str, why: &str) -> Result<(), Halt> {
         self.log(format_args!("refused: {why}"));
-        self.send("failure", &[("id", &id), ("why", &why)])
+        self.send("failure", fields![id, why])
     }
 }

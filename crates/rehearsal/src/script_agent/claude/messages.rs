@@ -190,6 +190,11 @@ pub(super) fn parse_message(line: &[u8]) -> Result<Inbound, String> {
     serde_json::from_str(text).map_err(|error| format!("a line is no message here: {error}"))
 }
 
+/// Parses a part of a message.
+pub(super) fn parse<T: serde::de::DeserializeOwned>(part: Value) -> Result<T, String> {
+    serde_json::from_value(part).map_err(|error| error.to_string())
+}
+
 /// The id of a request that is otherwise malformed.
 pub(super) fn request_id(line: &[u8]) -> Option<String> {
     #[derive(Deserialize)]

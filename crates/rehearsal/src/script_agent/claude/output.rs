@@ -9,9 +9,11 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::{HostRequest, MAX_OPEN_REQUESTS, Stage, TOOLS, hook_id, native_call, request_id};
-use crate::script_agent::agent_event::{AgentEvent, Output, TextFrame, TurnEnd, plan_text};
+use crate::script_agent::agent_event::{
+    AgentEvent, CallRequest, Output, TextFrame, TurnEnd, plan_text,
+};
 use crate::script_agent::step::ToolCall;
-use crate::script_agent::template::{Field, Fields};
+use crate::script_agent::template::{Fields, fields};
 use marshal_model::limits::AGENT_OUTPUT_BYTES;
 
 /// The cost of a token that is read or written, in millionths of a dollar.
@@ -55,23 +57,19 @@ impl Output<'_> {
             // The protocol has no message for a plan.
             AgentEvent::Plan(entries) => self.queue_piece(TEXT, &plan_text(entries)),
             AgentEvent::ToolStart { tool_id, call } => self.queue_tool_use(tool_id, call),
-            AgentEvent::PermissionRequest {
-                number,
-                tool_id,
-                call,
-            } => {
-                self.remember_request(*number, tool_id, call);
+            AgentEvent::PermissionRequest(request) => {
+                self.remember_request(request);
                 Ok(())
             }
             AgentEvent::RequestWithdrawn { number } => self.withdraw_host_request(*number),
             // The host knows, because it answered. Every message reports the context.
             AgentEvent::ToolRunning { .. } | AgentEvent::Context { .. } => Ok(()),
-            AgentEvent::ToolEnd { tool_id, end, .. } => {
-                let (output, is_error) = (&end.output, &end.is_error);
+            AgentEvent::ToolEnd(end) => {
+                let (output, is_error) = (&end.outcome.output, &end.outcome.is_error);
                 self.queue_user_message(
                     "tool_result",
                     &[
-                        ("tool_id", tool_id),
+                        ("tool_id", &end.tool_id),
                         ("output", output),
                         ("is_error", is_error),
                     ],
@@ -89,8 +87,8 @@ impl Output<'_> {
             block.is_whole = false;
         }
         let delta = self.fill("text_delta", &[("text", &"")])?;
-        let event = self.fill("block_delta", &[("index", &index), ("delta", &delta)])?;
-        let line = self.fill("stream_event", &[("event", &event)])?;
+        let event = self.fill("block_delta", fields![index, delta])?;
+        let line = self.fill("stream_event", fields![event])?;
         Ok(TextFrame::around(&line))
     }
 
@@ -113,23 +111,21 @@ impl Output<'_> {
     /// Queues the progress of a host's prompt, if it has an id.
     pub(super) fn queue_lifecycle(
         &mut self,
-        uuid: Option<&impl Field>,
+        uuid: Option<&impl serde::Serialize>,
         state: &str,
     ) -> io::Result<()> {
-        uuid.map_or(Ok(()), |uuid| {
-            self.queue("lifecycle", &[("uuid", uuid), ("state", &state)])
-        })
+        uuid.map_or(Ok(()), |uuid| self.queue("lifecycle", fields![uuid, state]))
     }
 
     fn usage(&self, read: u64, written: u64) -> io::Result<Box<RawValue>> {
-        self.fill("usage", &[("read", &read), ("written", &written)])
+        self.fill("usage", fields![read, written])
     }
 
     /// Queues a piece of a block.
     fn queue_piece(&mut self, kind: BlockKind, text: &str) -> io::Result<()> {
         let index = self.open_block(kind)?;
-        let delta = self.fill(&format!("{kind}_delta"), &[("text", &text)])?;
-        self.queue_stream_event("block_delta", &[("index", &index), ("delta", &delta)])?;
+        let delta = self.fill(&format!("{kind}_delta"), fields![text])?;
+        self.queue_stream_event("block_delta", fields![index, delta])?;
         let Some(block) = self.open_claude_block() else {
             return Ok(());
         };
@@ -158,7 +154,7 @@ impl Output<'_> {
         });
         let name = if kind == TEXT { TEXT } else { "thinking_start" };
         let block = self.fill(name, &[("text", &"")])?;
-        self.queue_stream_event("block_start", &[("index", &index), ("block", &block)])?;
+        self.queue_stream_event("block_start", fields![index, block])?;
         Ok(index)
     }
 
@@ -170,7 +166,7 @@ impl Output<'_> {
         self.claude.messages += 1;
         let id = format!("msg_{}", self.claude.messages);
         let usage = self.usage(self.context, 0)?;
-        self.queue_stream_event("message_start", &[("id", &id), ("usage", &usage)])?;
+        self.queue_stream_event("message_start", fields![id, usage])?;
         self.claude.message = Some(Message {
             id,
             blocks: 0,
@@ -195,7 +191,7 @@ impl Output<'_> {
         };
         let (id, index) = (message.id.clone(), message.blocks);
         message.blocks += 1;
-        self.queue_stream_event("block_stop", &[("index", &index)])?;
+        self.queue_stream_event("block_stop", fields![index])?;
         let Some(whole) = whole else { return Ok(()) };
         let usage = self.usage(self.context, 1)?;
         self.queue(
@@ -210,7 +206,7 @@ impl Output<'_> {
             return Ok(());
         }
         let usage = self.usage(0, 1)?;
-        self.queue_stream_event("message_delta", &[("reason", &reason), ("usage", &usage)])?;
+        self.queue_stream_event("message_delta", fields![reason, usage])?;
         self.queue_stream_event("message_stop", &[])
     }
 
@@ -225,10 +221,10 @@ impl Output<'_> {
             ("input", &json!({})),
         ];
         let block = self.fill("tool_use", fields)?;
-        self.queue_stream_event("block_start", &[("index", &index), ("block", &block)])?;
+        self.queue_stream_event("block_start", fields![index, block])?;
         let delta = self.fill("input_delta", &[("text", &input.to_string())])?;
-        self.queue_stream_event("block_delta", &[("index", &index), ("delta", &delta)])?;
-        let fields: Fields = &[("tool_id", &tool_id), ("tool", &tool), ("input", &input)];
+        self.queue_stream_event("block_delta", fields![index, delta])?;
+        let fields: Fields = fields![tool_id, tool, input];
         let block = self.fill("tool_use", fields)?;
         self.finish_block(Some(&block))?;
         self.end_message("tool_use")
@@ -238,7 +234,7 @@ impl Output<'_> {
     fn queue_user_message(&mut self, name: &str, fields: Fields<'_>) -> io::Result<()> {
         self.end_message("tool_use")?;
         let block = self.fill(name, fields)?;
-        self.queue("user", &[("block", &block)])
+        self.queue("user", fields![block])
     }
 
     fn queue_stream_event(&mut self, name: &str, fields: Fields<'_>) -> io::Result<()> {
@@ -246,17 +242,18 @@ impl Output<'_> {
             return Ok(());
         }
         let event = self.fill(name, fields)?;
-        self.queue("stream_event", &[("event", &event)])
+        self.queue("stream_event", fields![event])
     }
 
     /// Records a request, which begins with the host's hook.
-    fn remember_request(&mut self, number: u64, tool_id: &str, call: &ToolCall) {
+    fn remember_request(&mut self, request: &CallRequest<'_>) {
+        let (number, call) = (request.number, request.call);
         let (tool, input) = native_call(call);
         if self.claude.requests.len() >= MAX_OPEN_REQUESTS {
             self.claude.requests.pop_first();
         }
         let request = HostRequest {
-            tool_id: tool_id.to_owned(),
+            tool_id: request.tool_id.to_owned(),
             tool,
             input,
             title: call.title(),
@@ -293,7 +290,7 @@ impl Output<'_> {
                 ("tool_id", &request.tool_id),
             ],
         )?;
-        self.queue("request", &[("id", &id), ("request", &request)])
+        self.queue("request", fields![id, request])
     }
 
     fn withdraw_host_request(&mut self, number: u64) -> io::Result<()> {
@@ -306,7 +303,7 @@ impl Output<'_> {
             Stage::Withdrawn => return Ok(()),
         };
         request.at = Stage::Withdrawn;
-        self.queue("cancel_request", &[("id", &id)])
+        self.queue("cancel_request", fields![id])
     }
 
     fn end_claude_turn(&mut self, end: &TurnEnd<'_>) -> io::Result<()> {
@@ -317,10 +314,7 @@ impl Output<'_> {
         let (read, written) = (end.input_tokens, end.output_tokens);
         self.claude.micros += read * READ_MICROS + written * WRITTEN_MICROS;
         let cost = dollars(self.claude.micros);
-        let models = self.fill(
-            "model_usage",
-            &[("cost", &cost), ("read", &read), ("written", &written)],
-        )?;
+        let models = self.fill("model_usage", fields![cost, read, written])?;
         let models = std::collections::BTreeMap::from([(self.model, models)]);
         let usage = self.usage(read, written)?;
         let state = ["completed", "cancelled"][usize::from(end.cancelled)];

@@ -9,10 +9,10 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::{MAX_OPEN_REQUESTS, items, request_id};
-use crate::script_agent::agent_event::{AgentEvent, Output, TextFrame, TurnEnd};
-use crate::script_agent::step::ToolCall;
-use crate::script_agent::template::Fields;
-use crate::script_agent::tools::ToolOutcome;
+use crate::script_agent::agent_event::{
+    AgentEvent, CallRequest, Output, TextFrame, ToolEnd, TurnEnd,
+};
+use crate::script_agent::template::{Fields, fields};
 use marshal_model::limits::AGENT_OUTPUT_BYTES;
 
 /// Milliseconds since the Unix epoch.
@@ -36,20 +36,16 @@ impl Output<'_> {
             AgentEvent::Plan(entries) => {
                 let step = |entry: &String| json!({"step": entry, "status": "pending"});
                 let plan: Vec<Value> = entries.iter().map(step).collect();
-                self.notify("turn/plan/updated", &[("plan", &plan)])
+                self.notify("turn/plan/updated", fields![plan])
             }
             AgentEvent::ToolStart { tool_id, call } => {
                 self.end_text()?;
                 let item = items::started_item(tool_id, call);
-                self.notify("item/started", &[("item", &item)])?;
+                self.notify("item/started", fields![item])?;
                 self.codex.call = Some(item);
                 Ok(())
             }
-            AgentEvent::PermissionRequest {
-                number,
-                tool_id,
-                call,
-            } => self.queue_approval_request(*number, tool_id, call),
+            AgentEvent::PermissionRequest(request) => self.queue_approval_request(request),
             AgentEvent::RequestWithdrawn { number } => {
                 let Some(is_withdrawn) = self.codex.requests.get_mut(number) else {
                     return Ok(());
@@ -59,12 +55,7 @@ impl Output<'_> {
             }
             // The client knows, because it answered. The token counts report the context.
             AgentEvent::ToolRunning { .. } | AgentEvent::Context { .. } => Ok(()),
-            AgentEvent::ToolEnd {
-                tool_id,
-                call,
-                end,
-                took_s,
-            } => self.end_call(tool_id, call, end, *took_s),
+            AgentEvent::ToolEnd(end) => self.end_call(end),
             AgentEvent::TurnEnd(end) => {
                 self.end_text()?;
                 self.queue_usage(end)?;
@@ -84,17 +75,17 @@ impl Output<'_> {
 
     fn queue_status(&mut self, name: &str) -> io::Result<()> {
         let status = self.fill(name, &[])?;
-        self.notify("thread/status/changed", &[("status", &status)])
+        self.notify("thread/status/changed", fields![status])
     }
 
     fn queue_turn(&mut self, method: &str, status: &str) -> io::Result<()> {
-        let turn = self.fill("turn", &[("status", &status)])?;
+        let turn = self.fill("turn", fields![status])?;
         self.notify(method, &[("value", &turn)])
     }
 
     fn queue_text(&mut self, text: &str) -> io::Result<()> {
         let id = self.begin_text()?;
-        self.notify(DELTA, &[("id", &id), ("text", &text)])?;
+        self.notify(DELTA, fields![id, text])?;
         // Beyond the limit, the item's end contains only the beginning of its text.
         if let Some((_, all)) = &mut self.codex.text
             && all.len() < AGENT_OUTPUT_BYTES
@@ -111,7 +102,7 @@ impl Output<'_> {
         }
         let id = self.next_item("msg");
         let item = self.fill("agent_message", &[("id", &id), ("text", &"")])?;
-        self.notify("item/started", &[("item", &item)])?;
+        self.notify("item/started", fields![item])?;
         self.codex.text = Some((id.clone(), String::new()));
         Ok(id)
     }
@@ -120,76 +111,62 @@ impl Output<'_> {
         let Some((id, text)) = self.codex.text.take() else {
             return Ok(());
         };
-        let item = self.fill("agent_message", &[("id", &id), ("text", &text)])?;
-        self.notify("item/completed", &[("item", &item)])
+        let item = self.fill("agent_message", fields![id, text])?;
+        self.notify("item/completed", fields![item])
     }
 
     fn queue_thought(&mut self, text: &str) -> io::Result<()> {
         self.end_text()?;
         let id = self.next_item("rs");
         let item = self.fill("reasoning", &[("id", &id), ("summary", &json!([]))])?;
-        self.notify("item/started", &[("item", &item)])?;
+        self.notify("item/started", fields![item])?;
         let method = "item/reasoning/summaryTextDelta";
-        self.notify(method, &[("id", &id), ("text", &text)])?;
+        self.notify(method, fields![id, text])?;
         let item = self.fill("reasoning", &[("id", &id), ("summary", &[text])])?;
-        self.notify("item/completed", &[("item", &item)])
+        self.notify("item/completed", fields![item])
     }
 
     /// Queues the prompt as the first item of its turn.
     pub(super) fn queue_prompt(&mut self, text: &str) -> io::Result<()> {
         let id = self.next_item("user");
-        let item = self.fill("user_message", &[("id", &id), ("text", &text)])?;
-        self.notify("item/started", &[("item", &item)])?;
-        self.notify("item/completed", &[("item", &item)])
+        let item = self.fill("user_message", fields![id, text])?;
+        self.notify("item/started", fields![item])?;
+        self.notify("item/completed", fields![item])
     }
 
-    fn end_call(
-        &mut self,
-        tool_id: &str,
-        call: &ToolCall,
-        end: &ToolOutcome,
-        took_s: f64,
-    ) -> io::Result<()> {
+    fn end_call(&mut self, end: &ToolEnd<'_>) -> io::Result<()> {
+        let (outcome, output) = (end.outcome, &end.outcome.output);
         let item = self.codex.call.take();
-        let item = item.unwrap_or_else(|| items::started_item(tool_id, call));
-        if item["type"] == "commandExecution" && end.has_run && !end.output.is_empty() {
-            let method = "item/commandExecution/outputDelta";
-            self.notify(method, &[("id", &tool_id), ("text", &end.output)])?;
+        let item = item.unwrap_or_else(|| items::started_item(end.tool_id, end.call));
+        if item["type"] == "commandExecution" && outcome.has_run && !output.is_empty() {
+            let fields: Fields = &[("id", &end.tool_id), ("text", output)];
+            self.notify("item/commandExecution/outputDelta", fields)?;
         }
-        let item = items::completed_item(item, end, took_s);
-        self.notify("item/completed", &[("item", &item)])
+        let item = items::completed_item(item, outcome, end.took_s);
+        self.notify("item/completed", fields![item])
     }
 
-    fn queue_approval_request(
-        &mut self,
-        number: u64,
-        tool_id: &str,
-        call: &ToolCall,
-    ) -> io::Result<()> {
+    fn queue_approval_request(&mut self, request: &CallRequest<'_>) -> io::Result<()> {
         if self.codex.requests.len() >= MAX_OPEN_REQUESTS {
             self.codex.requests.pop_first();
         }
-        self.codex.requests.insert(number, false);
-        let item = items::started_item(tool_id, call);
-        let method = format!(
-            "item/{}/requestApproval",
-            item["type"].as_str().unwrap_or("")
-        );
+        self.codex.requests.insert(request.number, false);
+        let item = items::started_item(request.tool_id, request.call);
+        let kind = item["type"].as_str().unwrap_or_default();
+        let method = format!("item/{kind}/requestApproval");
         let params = self.fill(
             &method,
             &[
-                ("id", &tool_id),
+                ("id", &request.tool_id),
                 ("now", &now_ms()),
                 ("command", &item["command"]),
                 ("cwd", &item["cwd"]),
                 ("actions", &item["commandActions"]),
             ],
         )?;
-        let id = request_id(number);
-        self.queue(
-            "request",
-            &[("id", &id), ("method", &method), ("params", &params)],
-        )
+        let id = request_id(request.number);
+        let fields: Fields = fields![id, method, params];
+        self.queue("request", fields)
     }
 
     /// Queues the notification that a request needs no answer any more.
@@ -211,17 +188,11 @@ impl Output<'_> {
         let (all_read, all_written) = *all;
         let total = self.fill_tokens(all_read, all_written, all_read + all_written)?;
         let last = self.fill_tokens(read, written, self.context)?;
-        self.notify(
-            "thread/tokenUsage/updated",
-            &[("total", &total), ("last", &last)],
-        )
+        self.notify("thread/tokenUsage/updated", fields![total, last])
     }
 
     fn fill_tokens(&self, read: u64, written: u64, total: u64) -> io::Result<Box<RawValue>> {
-        self.fill(
-            "tokens",
-            &[("read", &read), ("written", &written), ("total", &total)],
-        )
+        self.fill("tokens", fields![read, written, total])
     }
 
     fn next_item(&mut self, kind: &str) -> String {
@@ -240,8 +211,8 @@ impl Output<'_> {
 
     fn fill_notification(&self, method: &str, fields: Fields<'_>) -> io::Result<Box<RawValue>> {
         let now = now_ms();
-        let params = self.fill(method, &[fields, &[("now", &now)]].concat())?;
-        let fields: Fields = &[("method", &method), ("params", &params), ("now", &now)];
+        let params = self.fill(method, &[fields, fields![now]].concat())?;
+        let fields: Fields = fields![method, params, now];
         self.fill("notification", fields)
     }
 }

@@ -13,7 +13,7 @@ use super::output::now_ms;
 use crate::script_agent::agent::{Agent, Halt};
 use crate::script_agent::memory::Session;
 use crate::script_agent::rpc::{Refusal, Reply, RpcError, shorten};
-use crate::script_agent::template::Fields;
+use crate::script_agent::template::{Fields, fields};
 use marshal_model::limits::AGENT_SESSIONS;
 
 /// The name of the models' provider.
@@ -76,27 +76,14 @@ impl Agent {
         self.open_session(session, how)?;
         let now = now_ms() / 1000;
         let thread = json!({
-            "id": id,
-            "sessionId": id,
-            "cwd": wanted.cwd,
-            "preview": "",
-            "ephemeral": !self.memory.is_enabled(),
-            "modelProvider": PROVIDER,
-            "projectId": null,
-            "cliVersion": VERSION,
-            "source": "appServer",
-            "createdAt": now,
-            "updatedAt": now,
-            "status": {"type": "idle"},
-            "turns": [],
+            "id": id, "sessionId": id, "cwd": wanted.cwd, "preview": "",
+            "ephemeral": !self.memory.is_enabled(), "modelProvider": PROVIDER, "projectId": null,
+            "cliVersion": VERSION, "source": "appServer", "createdAt": now, "updatedAt": now,
+            "status": {"type": "idle"}, "turns": [],
         });
-        self.output()
-            .notify("thread/started", &[("thread", &thread)])?;
+        self.output().notify("thread/started", fields![thread])?;
         Ok(Some(json!({
-            "thread": thread,
-            "model": self.model,
-            "modelProvider": PROVIDER,
-            "cwd": wanted.cwd,
+            "thread": thread, "model": self.model, "modelProvider": PROVIDER, "cwd": wanted.cwd,
             "approvalPolicy": wanted.approval_policy,
             "approvalsReviewer": wanted.approvals_reviewer,
             "sandbox": {"type": wanted.sandbox.as_str()},

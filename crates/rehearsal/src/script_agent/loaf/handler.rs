@@ -9,7 +9,7 @@ use crate::script_agent::claim::VersionClaim;
 use crate::script_agent::pipes::Line;
 use crate::script_agent::rpc::{Frame, Params, Refusal, RpcError};
 use crate::script_agent::step::ToolCall;
-use crate::script_agent::template::Fields;
+use crate::script_agent::template::{Fields, fields};
 
 /// The protocol version.
 const VERSION: &str = "1.0.0";
@@ -127,7 +127,7 @@ impl Agent {
     /// Sends the whole state, and why it changed.
     pub(super) fn send_state(&mut self, reason: &str) -> Result<(), Halt> {
         let snapshot = self.snapshot();
-        let fields: Fields = &[("reason", &reason), ("snapshot", &snapshot)];
+        let fields: Fields = fields![reason, snapshot];
         self.notify_loaf("state.changed", fields)
     }
 
@@ -153,10 +153,7 @@ impl Agent {
         let mut result = json!({
             "server_name": "marshal-script-agent",
             "capabilities": {
-                "events": true,
-                "command_execute": true,
-                "multi_session": true,
-                "image_inputs": [],
+                "events": true, "command_execute": true, "multi_session": true, "image_inputs": [],
             },
             "methods": METHODS,
         });
@@ -205,11 +202,8 @@ impl Agent {
             .map(|id| json!({"id": id, "provider": PROVIDER, "label": id, "description": ""}))
             .collect();
         json!({
-            "providers": [PROVIDER],
-            "models": models,
-            "selected_model": self.model,
-            "selected_provider": PROVIDER,
-            "selected_thinking": "OFF",
+            "providers": [PROVIDER], "models": models, "selected_model": self.model,
+            "selected_provider": PROVIDER, "selected_thinking": "OFF",
         })
     }
 
@@ -234,9 +228,7 @@ impl Agent {
         self.log_to_ledger("set", || json!({"model": model}))?;
         self.send_state("model_selected")?;
         Ok(json!({
-            "selected_model": self.model,
-            "selected_provider": PROVIDER,
-            "selected_thinking": "OFF",
+            "selected_model": self.model, "selected_provider": PROVIDER, "selected_thinking": "OFF",
         }))
     }
 

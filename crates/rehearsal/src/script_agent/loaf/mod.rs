@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::agent_event::{AgentEvent, Output, TextFrame, plan_text};
 use super::step::ToolCall;
-use super::template::Fields;
+use super::template::{Fields, fields};
 use super::tools::ToolOutcome;
 pub(super) use queue::PromptQueue;
 
@@ -57,27 +57,27 @@ impl Output<'_> {
                 ],
             ),
             // The protocol has no permission requests, so nothing waits for an answer.
-            AgentEvent::PermissionRequest { .. }
+            AgentEvent::PermissionRequest(_)
             | AgentEvent::RequestWithdrawn { .. }
             | AgentEvent::ToolRunning { .. } => Ok(()),
-            AgentEvent::ToolEnd { call, end, .. } => {
-                let fields: Fields = &[("executed", &executed_json(call, end))];
+            AgentEvent::ToolEnd(end) => {
+                let fields: Fields = &[("executed", &executed_json(end.call, end.outcome))];
                 self.queue_notification("session.tool.call.completed", fields)?;
                 self.queue_notification("session.tool.results", fields)
             }
             AgentEvent::Context { tokens, .. } => {
-                self.queue_notification("session.context.estimate", &[("tokens", tokens)])
+                self.queue_notification("session.context.estimate", fields![tokens])
             }
             AgentEvent::TurnEnd(end) => {
                 if end.cancelled {
                     let is_partial = !end.answer.is_empty();
-                    let fields: Fields = &[("is_partial", &is_partial)];
+                    let fields: Fields = fields![is_partial];
                     self.queue_notification("session.interrupted", fields)?;
                 } else {
                     let fields: Fields = &[("role", &"assistant"), ("text", &end.answer)];
                     self.queue_notification("session.message.appended", fields)?;
                     let length = end.answer.encode_utf16().count();
-                    self.queue_notification("session.completed", &[("length", &length)])?;
+                    self.queue_notification("session.completed", fields![length])?;
                 }
                 self.queue_notification("ready", &[])
             }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::handler::{LoafReply, internal_error};
 use crate::script_agent::agent::Agent;
 use crate::script_agent::rpc::{Params, RpcError};
+use crate::script_agent::template::fields;
 use marshal_model::limits::{AGENT_SESSION_PAGE, AGENT_SESSIONS};
 
 const BUSY: &str = "session is busy; use enqueue=true to queue the prompt";
@@ -22,7 +23,7 @@ impl Agent {
         let id = session.id.clone();
         self.open_session(session, "new")?;
         let snapshot = self.snapshot();
-        self.notify_loaf("created", &[("id", &id), ("snapshot", &snapshot)])?;
+        self.notify_loaf("created", fields![id, snapshot])?;
         Ok(json!({"session_id": id, "state": self.session_state(&id)}))
     }
 
@@ -61,13 +62,13 @@ impl Agent {
                 return Err(internal_error("too many prompts wait").into());
             }
             let label = format!("queued ({})", self.prompt_queue.len());
-            self.notify_loaf("pending", &[("session", &session), ("label", &label)])?;
+            self.notify_loaf("pending", fields![session, label])?;
         } else {
             if !self.select_open_session(&session)? {
                 return Err(unknown_session(&session).into());
             }
             self.accept_prompt(text, Some(turn.clone().into()))?;
-            self.notify_loaf("working", &[("turn", &turn)])?;
+            self.notify_loaf("working", fields![turn])?;
         }
         Ok(json!({
             "session_id": session, "turn_id": turn, "accepted": true, "queued": busy,
@@ -127,12 +128,9 @@ impl Agent {
     fn session_state(&self, id: &str) -> Value {
         let pending = self.is_busy() && self.session.id == id;
         json!({
-            "id": id,
-            "pending": pending,
+            "id": id, "pending": pending, "messages": [], "pendingSteerCount": 0,
             "statusLabel": if pending { "thinking..." } else { "ready" },
-            "messages": [],
             "queue": self.prompt_queue.to_json(id),
-            "pendingSteerCount": 0,
         })
     }
 

@@ -8,6 +8,7 @@ use super::messages::{self, Decision, Inbound, Malformed};
 use super::request_id;
 use crate::script_agent::agent::{Agent, Halt, Permission};
 use crate::script_agent::pipes::Line;
+use crate::script_agent::template::fields;
 use marshal_model::UntrustedText;
 use marshal_model::limits::LINE_BYTES;
 
@@ -84,6 +85,6 @@ impl Agent {
     fn send_scaiflux_error(&mut self, code: &str, message: &str) -> Result<(), Halt> {
         self.log(format_args!("{message}"));
         let name = self.turn.as_ref().map_or("error", |_| "turn_error");
-        self.send(name, &[("code", &code), ("message", &message)])
+        self.send(name, fields![code, message])
     }
 }

@@ -12,6 +12,7 @@ use super::AgentDialect;
 use super::agent::{Agent, Halt};
 use super::agent_event::{AgentEvent, Output, TextFrame, plan_text};
 use super::step::ToolCall;
+use super::template::fields;
 
 impl Agent {
     /// Sends the ready message, which is the first line.
@@ -20,10 +21,7 @@ impl Agent {
         let name = claim.as_ref().map_or("ready_without_version", |_| "ready");
         let version = env!("CARGO_PKG_VERSION");
         let tools = ToolCall::TOOLS;
-        self.send(
-            name,
-            &[("claim", &claim), ("version", &version), ("tools", &tools)],
-        )
+        self.send(name, fields![claim, version, tools])
     }
 }
 
@@ -32,7 +30,7 @@ impl Output<'_> {
     pub(super) fn queue_scaiflux_event(&mut self, event: &AgentEvent<'_>) -> io::Result<()> {
         match event {
             AgentEvent::TurnStarted => self.queue("turn_started", &[]),
-            AgentEvent::Text(text) => self.queue("text", &[("text", text)]),
+            AgentEvent::Text(text) => self.queue("text", fields![text]),
             // The protocol has no message for a thought, nor for a plan.
             AgentEvent::Thought(text) => {
                 self.queue("text", &[("text", &format!("(thinking) {text}\n"))])
@@ -46,32 +44,27 @@ impl Output<'_> {
                     ("input", call),
                 ],
             ),
-            AgentEvent::PermissionRequest { number, call, .. } => self.queue(
+            AgentEvent::PermissionRequest(request) => self.queue(
                 "permission_request",
                 &[
-                    ("request", &request_id(*number)),
-                    ("tool", &call.tool()),
-                    ("required_mode", &call.required_mode()),
-                    ("input", call),
+                    ("request", &request_id(request.number)),
+                    ("tool", &request.call.tool()),
+                    ("required_mode", &request.call.required_mode()),
+                    ("input", request.call),
                 ],
             ),
             // The controller knows, because it answered or cancelled the turn.
             AgentEvent::RequestWithdrawn { .. } | AgentEvent::ToolRunning { .. } => Ok(()),
-            AgentEvent::ToolEnd {
-                tool_id,
-                end,
-                took_s,
-                ..
-            } => self.queue(
+            AgentEvent::ToolEnd(end) => self.queue(
                 "tool_result",
                 &[
-                    ("tool_id", tool_id),
-                    ("output", &end.output),
-                    ("is_error", &end.is_error),
-                    ("took_s", took_s),
+                    ("tool_id", &end.tool_id),
+                    ("output", &end.outcome.output),
+                    ("is_error", &end.outcome.is_error),
+                    ("took_s", &end.took_s),
                 ],
             ),
-            AgentEvent::Context { pct, .. } => self.queue("state_changed", &[("pct", pct)]),
+            AgentEvent::Context { pct, .. } => self.queue("state_changed", fields![pct]),
             AgentEvent::TurnEnd(end) => {
                 let how = ["end_turn", "interrupted"][usize::from(end.cancelled)];
                 self.queue(

@@ -5,6 +5,7 @@
 use serde_json::{Value, json};
 
 use crate::script_agent::agent::{Agent, CONTEXT_WINDOW, Halt};
+use crate::script_agent::template::fields;
 
 /// All commands with their descriptions, in the order of `/help` and of the documentation.
 pub(super) const COMMANDS: &[(&str, &str)] = &[
@@ -45,16 +46,7 @@ impl Agent {
             }
         };
         let (clears, exits) = (command == "clear" && data.is_some(), command == "exit");
-        self.send(
-            "slash_result",
-            &[
-                ("command", &command),
-                ("text", &text),
-                ("data", &data),
-                ("clears", &clears),
-                ("exits", &exits),
-            ],
-        )?;
+        self.send("slash_result", fields![command, text, data, clears, exits])?;
         if exits {
             self.close_session("/exit");
         }
