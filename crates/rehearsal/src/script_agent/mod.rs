@@ -7,8 +7,9 @@
 //! are in a folder. `docs/script-agent.md` documents it. Must not know the supervisor.
 //!
 //! A new step goes into `script.rs` and `step.rs`, then into `turn.rs` or `drills.rs`. A new
-//! protocol is a folder beside `acp/`: its lines for the events of `agent_event.rs`, and its
-//! handler of the client's messages. Tests: `tests/script_agent/`.
+//! protocol is a folder beside `acp/`: its `messages.txt` with the form of every message, its lines
+//! for the events of `agent_event.rs`, and its handler of the client's messages. Tests:
+//! `tests/script_agent/`.
 
 mod acp;
 mod agent;
@@ -18,6 +19,7 @@ mod claim;
 mod claude;
 mod codex;
 mod drills;
+mod form;
 mod handler;
 mod ledger;
 mod loaf;

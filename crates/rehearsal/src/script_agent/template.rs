@@ -2,7 +2,8 @@
 //!
 //! In a table, a line begins with a template's name, and its JSON follows, also on indented lines.
 //! `$name` stands for a value. A line that begins with `#` is a remark; one that begins with `!` is
-//! a line that is no message, for a drill. Must not know any message.
+//! a line that is no message, for a drill. A name that begins with `<` is a form of `form.rs`. Must
+//! not know any message.
 
 use std::io;
 

@@ -4,10 +4,11 @@
 
 use serde_json::{Value, json};
 
-use super::messages::{self, AccountParams, ApprovalReply, Decision, Initialize};
+use super::messages;
 use super::request_id;
 use crate::script_agent::agent::{Agent, Halt, Permission};
 use crate::script_agent::claim::VersionClaim;
+use crate::script_agent::form::text;
 use crate::script_agent::pipes::Line;
 use crate::script_agent::quirk::Quirk;
 use crate::script_agent::rpc::{Frame, Refusal, Reply, RpcError, shorten, too_long};
@@ -32,11 +33,6 @@ pub(super) fn fatal<T>(why: &str) -> Result<T, Refusal> {
     Err(Refusal::Fatal(why.to_owned()))
 }
 
-/// Parses parameters; malformed ones are fatal.
-pub(super) fn parse_params<T: serde::de::DeserializeOwned>(params: Value) -> Result<T, Refusal> {
-    messages::params(params).map_err(Refusal::Fatal)
-}
-
 impl Agent {
     /// Handles one line. A line that is no message ends the agent.
     pub(crate) fn handle_codex_line(&mut self, line: Line) -> Result<(), Halt> {
@@ -46,7 +42,7 @@ impl Agent {
         };
         match frame {
             Ok(Frame::Request { id, method, params }) => {
-                let reply = self.handle_codex_request(&id, &method, params);
+                let reply = self.handle_codex_request(&id, &method, &params);
                 self.send_reply(&id, &method, reply)
             }
             Ok(Frame::Notification { method, params })
@@ -71,7 +67,7 @@ impl Agent {
         }
     }
 
-    fn handle_codex_request(&mut self, id: &Value, method: &str, params: Value) -> Reply {
+    fn handle_codex_request(&mut self, id: &Value, method: &str, params: &Value) -> Reply {
         if method == "initialize" {
             return self.handle_codex_initialize(params);
         }
@@ -88,6 +84,9 @@ impl Agent {
             let why = "Server overloaded; retry later.";
             return Err(RpcError::new(OVERLOADED, why, None).into());
         }
+        if served.is_some() {
+            self.check_params(method, params)?;
+        }
         match method {
             "account/read" => self.handle_codex_account(params),
             "thread/start" => self.handle_thread_start(params),
@@ -103,22 +102,30 @@ impl Agent {
         }
     }
 
+    /// Checks parameters; malformed ones are fatal.
+    fn check_params(&self, method: &str, params: &Value) -> Result<(), Refusal> {
+        let templates = self.settings.dialect.templates();
+        templates.check(method, params).map_err(Refusal::Fatal)
+    }
+
     /// Sends the version, after the client's own name.
-    fn handle_codex_initialize(&mut self, params: Value) -> Reply {
+    fn handle_codex_initialize(&mut self, params: &Value) -> Reply {
         if self.is_initialized {
             return fatal("Already initialized");
         }
-        let wanted: Initialize = parse_params(params)?;
+        self.check_params("initialize", params)?;
         if self.settings.claim == VersionClaim::Error {
             return Err(RpcError::invalid_request("this protocol is not spoken here").into());
         }
-        let client = wanted.client_info;
-        if client.name.is_empty() || client.version.is_empty() {
+        let client = &params["clientInfo"];
+        let (name, client_version) = (text(client, "name"), text(client, "version"));
+        if name.is_empty() || client_version.is_empty() {
             return fatal("a client has a name and a version");
         }
         self.is_initialized = true;
-        let unwanted = wanted.capabilities.opt_out_notification_methods;
-        self.codex.muted_methods = unwanted.into_iter().collect();
+        let unwanted = params["capabilities"]["optOutNotificationMethods"].as_array();
+        let unwanted = unwanted.into_iter().flatten().filter_map(Value::as_str);
+        self.codex.muted_methods = unwanted.map(str::to_owned).collect();
         let mut reply = json!({
             "codexHome": std::env::var("HOME").unwrap_or_default(),
             "platformFamily": "unix",
@@ -130,16 +137,14 @@ impl Agent {
                 other => other.to_string(),
             };
             reply["userAgent"] = json!(format!(
-                "{}/{version} (Linux; script agent) dumb ({}; {})",
-                client.name, client.name, client.version
+                "{name}/{version} (Linux; script agent) dumb ({name}; {client_version})"
             ));
         }
         Ok(Some(reply))
     }
 
-    fn handle_codex_account(&mut self, params: Value) -> Reply {
-        let wanted: AccountParams = parse_params(params)?;
-        if wanted.refresh_token {
+    fn handle_codex_account(&self, params: &Value) -> Reply {
+        if params["refreshToken"] == true {
             return fatal("nobody outside is to be asked");
         }
         let needs_login = self.settings.has(Quirk::Login);
@@ -163,25 +168,24 @@ impl Agent {
             self.log(format_args!("an answer to a withdrawn request"));
             return Ok(());
         }
-        let decided = match result.map(messages::params::<ApprovalReply>) {
-            Some(Ok(decided)) => decided.decision,
-            Some(Err(why)) => return self.fail_protocol(format!("the answer to a request: {why}")),
-            None => {
-                return self.fail_protocol("a request for an approval was answered with an error");
-            }
+        let Some(result) = result else {
+            return self.fail_protocol("a request for an approval was answered with an error");
         };
+        if let Err(why) = self.settings.dialect.templates().check("approval", &result) {
+            return self.fail_protocol(format!("the answer to a request: {why}"));
+        }
+        let decision = text(&result, "decision");
         self.output().queue_resolved(number)?;
         self.out.flush()?;
-        let denied = || Permission::Denied(DECLINED.to_owned());
-        let answer = match decided {
-            Decision::Accept | Decision::AcceptForSession => Permission::Allowed,
-            Decision::Decline | Decision::Cancel => denied(),
+        let answer = match decision {
+            "accept" | "acceptForSession" => Permission::Allowed,
+            _ => Permission::Denied(DECLINED.to_owned()),
         };
         let is_open = self.settle_request(|open| open == number, answer);
-        match decided {
-            Decision::AcceptForSession if is_open && !self.is_cancelled() => self.trust_tool(),
+        match decision {
+            "acceptForSession" if is_open && !self.is_cancelled() => self.trust_tool(),
             // Denies the call and ends the turn.
-            Decision::Cancel => self.cancel_turn("cancel"),
+            "cancel" => self.cancel_turn("cancel"),
             _ => Ok(()),
         }
     }

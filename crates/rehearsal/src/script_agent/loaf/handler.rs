@@ -11,29 +11,32 @@ use crate::script_agent::rpc::{Frame, Params, Refusal, RpcError};
 use crate::script_agent::step::ToolCall;
 use crate::script_agent::template::{Fields, fields};
 
-/// The protocol version.
-const VERSION: &str = "1.0.0";
-
 /// The name of the models' provider.
 const PROVIDER: &str = "script";
 
-/// The methods that are served.
-const METHODS: [&str; 15] = [
-    "command.execute",
-    "history.list",
-    "model.list",
-    "model.select",
-    "rpc.handshake",
-    "session.create",
-    "session.get",
-    "session.interrupt",
-    "session.queue.clear",
-    "session.queue.list",
-    "session.send",
-    "session.steer",
-    "state.get",
-    "system.ping",
-    "system.shutdown",
+type Handler = fn(&mut Agent, &Params) -> LoafReply;
+
+/// The methods that are served, with their handlers.
+const METHODS: [(&str, Handler); 15] = [
+    ("command.execute", Agent::handle_loaf_command),
+    ("history.list", |agent, _| Ok(agent.history())),
+    ("model.list", |agent, _| Ok(agent.models())),
+    ("model.select", Agent::handle_loaf_select),
+    ("rpc.handshake", Agent::handle_loaf_handshake),
+    ("session.create", Agent::handle_loaf_create),
+    ("session.get", Agent::handle_loaf_get),
+    ("session.interrupt", Agent::handle_loaf_interrupt),
+    ("session.queue.clear", Agent::handle_loaf_queue_clear),
+    ("session.queue.list", |agent, params| {
+        agent.handle_loaf_queue_list(params)
+    }),
+    ("session.send", Agent::handle_loaf_send),
+    ("session.steer", Agent::handle_loaf_steer),
+    ("state.get", |agent, _| Ok(agent.snapshot())),
+    ("system.ping", |_, _| {
+        Ok(json!({"ok": true, "time": jiff::Timestamp::now().to_string()}))
+    }),
+    ("system.shutdown", Agent::handle_loaf_shutdown),
 ];
 
 /// The commands that `/help` lists.
@@ -94,28 +97,13 @@ impl Agent {
     }
 
     fn handle_loaf_request(&mut self, method: &str, params: &Params) -> LoafReply {
-        match method {
-            "rpc.handshake" => self.handle_loaf_handshake(params),
-            "system.ping" => Ok(json!({"ok": true, "time": jiff::Timestamp::now().to_string()})),
-            "system.shutdown" => self.handle_loaf_shutdown(params),
-            "state.get" => Ok(self.snapshot()),
-            "session.create" => self.handle_loaf_create(params),
-            "session.get" => self.handle_loaf_get(params),
-            "session.send" => self.handle_loaf_send(params),
-            "session.steer" => self.handle_loaf_steer(params),
-            "session.interrupt" => self.handle_loaf_interrupt(params),
-            "session.queue.list" => self.handle_loaf_queue_list(params),
-            "session.queue.clear" => self.handle_loaf_queue_clear(params),
-            "history.list" => Ok(self.history()),
-            "command.execute" => self.handle_loaf_command(params),
-            "model.list" => Ok(self.models()),
-            "model.select" => self.handle_loaf_select(params),
-            _ => {
-                let data = json!({"reason": "method_not_found", "method": method});
-                let message = format!("method not found: {method}");
-                Err(RpcError::new(-32601, message, Some(data)).into())
-            }
+        let mut methods = METHODS.iter();
+        if let Some((_, handle)) = methods.find(|(name, _)| *name == method) {
+            return handle(self, params);
         }
+        let data = json!({"reason": "method_not_found", "method": method});
+        let message = format!("method not found: {method}");
+        Err(RpcError::new(-32601, message, Some(data)).into())
     }
 
     /// Sends a notification, before the reply.
@@ -136,10 +124,7 @@ impl Agent {
         let requested = params.optional_text("protocol_version")?.map(str::to_owned);
         let is_strict = *params.value("strict") == Value::Bool(true);
         let version = match &self.settings.claim {
-            VersionClaim::Absent => None,
-            VersionClaim::Value(Value::Number(major)) if *major == 1.into() => Some(json!(VERSION)),
-            VersionClaim::Value(Value::Number(major)) => Some(json!(format!("{major}.0.0"))),
-            VersionClaim::Value(version) => Some(version.clone()),
+            claim @ (VersionClaim::Absent | VersionClaim::Value(_)) => claim.as_release(),
             VersionClaim::Echo => Some(json!(requested)),
             VersionClaim::AcpV2 => Some(json!("2.0.0")),
             VersionClaim::Error => return Err(unsupported_version("any", &json!("0.0.0")).into()),
@@ -155,7 +140,7 @@ impl Agent {
             "capabilities": {
                 "events": true, "command_execute": true, "multi_session": true, "image_inputs": [],
             },
-            "methods": METHODS,
+            "methods": METHODS.map(|(name, _)| name),
         });
         if let Some(version) = version {
             result["protocol_version"] = version;
