@@ -21,10 +21,15 @@ impl<T: Serialize + ?Sized> Field for T {
     }
 }
 
-/// The fields with the names and the values of these variables.
+/// Fields: `name: value`, or the name of a variable.
 macro_rules! fields {
-    ($($name:ident),*) => {
-        &[$((stringify!($name), &$name as &dyn $crate::script_agent::template::Field)),*]
+    (@ $name:ident) => { &$name };
+    (@ $name:ident $value:expr) => { &$value };
+    ($($name:ident $(: $value:expr)?),* $(,)?) => {
+        &[$((
+            stringify!($name),
+            fields!(@ $name $($value)?) as &dyn $crate::script_agent::template::Field,
+        )),*]
     };
 }
 pub(super) use fields;
@@ -106,6 +111,14 @@ mod tests {
         assert_eq!(outer.get(), r#"{"a":{"a":1}}"#);
         let absent = TABLE.fill("one", &[], &[("a", &None::<u8>)]).unwrap();
         assert_eq!(absent.get(), r#"{"a":null}"#);
+    }
+
+    #[test]
+    fn fields_have_the_names_of_variables_or_their_own() {
+        let (a, item) = ("x", [1, 2]);
+        let fields: Fields = fields![a, b_c: item.len()];
+        let filled = TABLE.fill("two", fields, fields![]).unwrap();
+        assert_eq!(filled.get(), r#"{"a":"x","b":[2]}"#);
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl Output<'_> {
             AgentEvent::Thought(text) => self.queue_update("thought", fields![text]),
             AgentEvent::Plan(entries) => {
                 let entries = entries.iter();
-                let entries = entries.map(|entry| self.fill("plan_entry", &[("text", entry)]));
+                let entries = entries.map(|entry| self.fill("plan_entry", fields![text: entry]));
                 let entries: Vec<_> = entries.collect::<io::Result<_>>()?;
                 self.queue_update("plan", fields![entries])
             }
@@ -42,10 +42,9 @@ impl Output<'_> {
                 let params = self.fill("permission", fields![call])?;
                 self.queue(
                     "request",
-                    &[
-                        ("id", &request_id(request.number)),
-                        ("method", &"session/request_permission"),
-                        ("params", &params),
+                    fields![
+                        id: request_id(request.number), method: "session/request_permission",
+                        params,
                     ],
                 )
             }
@@ -54,11 +53,9 @@ impl Output<'_> {
             }
             AgentEvent::ToolEnd(end) => self.queue_update(
                 "tool_end",
-                &[
-                    ("tool_id", &end.tool_id),
-                    ("status", &status(end.outcome.is_error)),
-                    ("output", &end.outcome.output),
-                    ("is_error", &end.outcome.is_error),
+                fields![
+                    tool_id: end.tool_id, status: status(end.outcome.is_error),
+                    output: end.outcome.output, is_error: end.outcome.is_error,
                 ],
             ),
             AgentEvent::Context { tokens, .. } => self.queue_update("usage", fields![tokens]),
@@ -81,19 +78,16 @@ impl Output<'_> {
     fn fill_call(&self, name: &str, id: &str, call: &ToolCall) -> io::Result<Box<RawValue>> {
         self.fill(
             name,
-            &[
-                ("tool_id", &id),
-                ("title", &call.title()),
-                ("tool", &call.tool()),
-                ("kind", &kind(call.tool())),
-                ("input", call),
+            fields![
+                tool_id: id, title: call.title(), tool: call.tool(), kind: kind(call.tool()),
+                input: call,
             ],
         )
     }
 
     /// The frame of a line with one piece of text.
     pub(super) fn acp_text_frame(&self) -> io::Result<TextFrame> {
-        let update = self.fill("text", &[("text", &"")])?;
+        let update = self.fill("text", fields![text: ""])?;
         let line = self.fill("update", fields![update])?;
         Ok(TextFrame::around(&line))
     }

@@ -181,18 +181,13 @@ impl Agent {
                     is_error,
                 } => output.fill(
                     "past_tool",
-                    &[
-                        ("tool_id", &id),
-                        ("title", &title),
-                        ("tool", &tool),
-                        ("kind", &kind(&tool)),
-                        ("status", &status(is_error)),
-                        ("output", &text),
-                        ("input", &input),
+                    fields![
+                        tool_id: id, title, tool, kind: kind(&tool), status: status(is_error),
+                        output: text, input,
                     ],
                 )?,
             };
-            self.send("update", &[("session", &session.id), ("update", &update)])?;
+            self.send("update", fields![session: session.id, update])?;
         }
         Ok(())
     }

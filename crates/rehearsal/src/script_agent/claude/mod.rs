@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::AgentDialect;
 use super::pipes::Outbox;
 use super::step::ToolCall;
-use super::template::Fields;
+use super::template::{Fields, fields};
 pub use flags::ClaudeFlags;
 pub(super) use flags::FlagError;
 pub(super) use flags::check_new_session_id;
@@ -111,7 +111,7 @@ fn hook_id(number: u64) -> String {
 /// Reports that the session does not exist, as the program does before it ends.
 pub(super) fn report_missing_session(out: &mut Outbox, id: &str) -> io::Result<()> {
     let why = format!("No conversation found with session ID: {id}");
-    let fields: Fields = &[("session", &id), ("why", &why)];
+    let fields: Fields = fields![session: id, why];
     let message = AgentDialect::Claude
         .templates()
         .fill("no_session", fields, &[])?;

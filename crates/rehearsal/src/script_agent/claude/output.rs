@@ -68,11 +68,7 @@ impl Output<'_> {
                 let (output, is_error) = (&end.outcome.output, &end.outcome.is_error);
                 self.queue_user_message(
                     "tool_result",
-                    &[
-                        ("tool_id", &end.tool_id),
-                        ("output", output),
-                        ("is_error", is_error),
-                    ],
+                    fields![tool_id: end.tool_id, output, is_error],
                 )
             }
             AgentEvent::TurnEnd(end) => self.end_claude_turn(end),
@@ -86,7 +82,7 @@ impl Output<'_> {
         if let Some(block) = self.open_claude_block() {
             block.is_whole = false;
         }
-        let delta = self.fill("text_delta", &[("text", &"")])?;
+        let delta = self.fill("text_delta", fields![text: ""])?;
         let event = self.fill("block_delta", fields![index, delta])?;
         let line = self.fill("stream_event", fields![event])?;
         Ok(TextFrame::around(&line))
@@ -101,10 +97,7 @@ impl Output<'_> {
         let cwd = std::env::current_dir().unwrap_or_default();
         let version = self.claude.version.clone();
         let name = version.as_ref().map_or("init_without_version", |_| "init");
-        self.queue(
-            name,
-            &[("version", &version), ("cwd", &cwd), ("tools", &TOOLS)],
-        )?;
+        self.queue(name, fields![version, cwd, tools: TOOLS])?;
         self.queue("status", &[])
     }
 
@@ -153,7 +146,7 @@ impl Output<'_> {
             is_whole: true,
         });
         let name = if kind == TEXT { TEXT } else { "thinking_start" };
-        let block = self.fill(name, &[("text", &"")])?;
+        let block = self.fill(name, fields![text: ""])?;
         self.queue_stream_event("block_start", fields![index, block])?;
         Ok(index)
     }
@@ -180,7 +173,7 @@ impl Output<'_> {
         let Some(block) = message.and_then(|message| message.open.take()) else {
             return Ok(());
         };
-        let whole = self.fill(block.kind, &[("text", &block.text)])?;
+        let whole = self.fill(block.kind, fields![text: block.text])?;
         self.finish_block(block.is_whole.then_some(&whole))
     }
 
@@ -194,10 +187,7 @@ impl Output<'_> {
         self.queue_stream_event("block_stop", fields![index])?;
         let Some(whole) = whole else { return Ok(()) };
         let usage = self.usage(self.context, 1)?;
-        self.queue(
-            "assistant",
-            &[("block", &whole), ("id", &id), ("usage", &usage)],
-        )
+        self.queue("assistant", fields![block: whole, id, usage])
     }
 
     fn end_message(&mut self, reason: &str) -> io::Result<()> {
@@ -215,14 +205,10 @@ impl Output<'_> {
         self.end_block()?;
         let index = self.begin_message()?;
         let (tool, input) = native_call(call);
-        let fields: Fields = &[
-            ("tool_id", &tool_id),
-            ("tool", &tool),
-            ("input", &json!({})),
-        ];
+        let fields: Fields = fields![tool_id, tool, input: json!({})];
         let block = self.fill("tool_use", fields)?;
         self.queue_stream_event("block_start", fields![index, block])?;
-        let delta = self.fill("input_delta", &[("text", &input.to_string())])?;
+        let delta = self.fill("input_delta", fields![text: input.to_string()])?;
         self.queue_stream_event("block_delta", fields![index, delta])?;
         let fields: Fields = fields![tool_id, tool, input];
         let block = self.fill("tool_use", fields)?;
@@ -281,13 +267,9 @@ impl Output<'_> {
         let request = &self.claude.requests[&number];
         let request = self.fill(
             name,
-            &[
-                ("hook", &self.claude.hook),
-                ("input", &request.input),
-                ("reason", &reason),
-                ("title", &request.title),
-                ("tool", &request.tool),
-                ("tool_id", &request.tool_id),
+            fields![
+                hook: self.claude.hook, input: request.input, reason, title: request.title,
+                tool: request.tool, tool_id: request.tool_id,
             ],
         )?;
         self.queue("request", fields![id, request])
@@ -309,7 +291,7 @@ impl Output<'_> {
     fn end_claude_turn(&mut self, end: &TurnEnd<'_>) -> io::Result<()> {
         self.end_message("end_turn")?;
         if end.cancelled {
-            self.queue_user_message(TEXT, &[("text", &"[Request interrupted by user]")])?;
+            self.queue_user_message(TEXT, fields![text: "[Request interrupted by user]"])?;
         }
         let (read, written) = (end.input_tokens, end.output_tokens);
         self.claude.micros += read * READ_MICROS + written * WRITTEN_MICROS;
@@ -320,13 +302,7 @@ impl Output<'_> {
         let state = ["completed", "cancelled"][usize::from(end.cancelled)];
         self.queue(
             state,
-            &[
-                ("models", &models),
-                ("turns", &end.iterations),
-                ("answer", &end.answer),
-                ("cost", &cost),
-                ("usage", &usage),
-            ],
+            fields![models, turns: end.iterations, answer: end.answer, cost, usage],
         )?;
         self.queue_lifecycle(end.reply_to, state)
     }

@@ -69,7 +69,7 @@ impl Output<'_> {
     /// The frame of a line with one piece of text.
     pub(crate) fn codex_text_frame(&mut self) -> io::Result<TextFrame> {
         let id = self.begin_text()?;
-        let line = self.fill_notification(DELTA, &[("id", &id), ("text", &"")])?;
+        let line = self.fill_notification(DELTA, fields![id, text: ""])?;
         Ok(TextFrame::around(&line))
     }
 
@@ -80,7 +80,7 @@ impl Output<'_> {
 
     fn queue_turn(&mut self, method: &str, status: &str) -> io::Result<()> {
         let turn = self.fill("turn", fields![status])?;
-        self.notify(method, &[("value", &turn)])
+        self.notify(method, fields![value: turn])
     }
 
     fn queue_text(&mut self, text: &str) -> io::Result<()> {
@@ -101,7 +101,7 @@ impl Output<'_> {
             return Ok(id.clone());
         }
         let id = self.next_item("msg");
-        let item = self.fill("agent_message", &[("id", &id), ("text", &"")])?;
+        let item = self.fill("agent_message", fields![id, text: ""])?;
         self.notify("item/started", fields![item])?;
         self.codex.text = Some((id.clone(), String::new()));
         Ok(id)
@@ -118,11 +118,11 @@ impl Output<'_> {
     fn queue_thought(&mut self, text: &str) -> io::Result<()> {
         self.end_text()?;
         let id = self.next_item("rs");
-        let item = self.fill("reasoning", &[("id", &id), ("summary", &json!([]))])?;
+        let item = self.fill("reasoning", fields![id, summary: json!([])])?;
         self.notify("item/started", fields![item])?;
         let method = "item/reasoning/summaryTextDelta";
         self.notify(method, fields![id, text])?;
-        let item = self.fill("reasoning", &[("id", &id), ("summary", &[text])])?;
+        let item = self.fill("reasoning", fields![id, summary: [text]])?;
         self.notify("item/completed", fields![item])
     }
 
@@ -139,7 +139,7 @@ impl Output<'_> {
         let item = self.codex.call.take();
         let item = item.unwrap_or_else(|| items::started_item(end.tool_id, end.call));
         if item["type"] == "commandExecution" && outcome.has_run && !output.is_empty() {
-            let fields: Fields = &[("id", &end.tool_id), ("text", output)];
+            let fields: Fields = fields![id: end.tool_id, text: output];
             self.notify("item/commandExecution/outputDelta", fields)?;
         }
         let item = items::completed_item(item, outcome, end.took_s);
@@ -156,12 +156,9 @@ impl Output<'_> {
         let method = format!("item/{kind}/requestApproval");
         let params = self.fill(
             &method,
-            &[
-                ("id", &request.tool_id),
-                ("now", &now_ms()),
-                ("command", &item["command"]),
-                ("cwd", &item["cwd"]),
-                ("actions", &item["commandActions"]),
+            fields![
+                id: request.tool_id, now: now_ms(), command: item["command"], cwd: item["cwd"],
+                actions: item["commandActions"],
             ],
         )?;
         let id = request_id(request.number);
@@ -173,7 +170,7 @@ impl Output<'_> {
     pub(super) fn queue_resolved(&mut self, number: u64) -> io::Result<()> {
         self.notify(
             "serverRequest/resolved",
-            &[("request", &request_id(number))],
+            fields![request: request_id(number)],
         )
     }
 

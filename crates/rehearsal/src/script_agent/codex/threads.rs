@@ -114,9 +114,9 @@ impl Agent {
         self.select_open_session(thread)?;
         let name = self.next_turn();
         self.accept_prompt(prompt, Some(name.clone().into()))?;
-        let fields: Fields = &[("turn", &name), ("status", &"inProgress")];
+        let fields: Fields = fields![turn: name, status: "inProgress"];
         let turn = self.output().fill("turn", fields)?;
-        self.send("result", &[("id", id), ("result", &json!({"turn": turn}))])?;
+        self.send("result", fields![id, result: json!({"turn": turn})])?;
         Ok(None)
     }
 

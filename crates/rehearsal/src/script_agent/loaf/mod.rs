@@ -27,7 +27,7 @@ impl Output<'_> {
         };
         let payload = self.fill(kind, fields)?;
         let now = jiff::Timestamp::now().to_string();
-        let fields: Fields = &[("kind", &name), ("payload", &payload), ("timestamp", &now)];
+        let fields: Fields = fields![kind: name, payload, timestamp: now];
         self.queue("event", fields)
     }
 
@@ -37,31 +37,25 @@ impl Output<'_> {
         const NONE: [&str; 0] = [];
         match event {
             AgentEvent::TurnStarted => self.queue_notification("working", &[]),
-            AgentEvent::Text(text) => {
-                self.queue_notification(CHUNK, &[("text", text), ("thoughts", &NONE)])
-            }
+            AgentEvent::Text(text) => self.queue_notification(CHUNK, fields![text, thoughts: NONE]),
             AgentEvent::Thought(text) => {
-                self.queue_notification(CHUNK, &[("text", &""), ("thoughts", &[text])])
+                self.queue_notification(CHUNK, fields![text: "", thoughts: [text]])
             }
             // The protocol has no message for a plan.
             AgentEvent::Plan(entries) => {
                 let text = plan_text(entries);
-                self.queue_notification(CHUNK, &[("text", &text), ("thoughts", &NONE)])
+                self.queue_notification(CHUNK, fields![text, thoughts: NONE])
             }
             AgentEvent::ToolStart { tool_id, call } => self.queue_notification(
                 "session.tool.call.started",
-                &[
-                    ("tool_id", tool_id),
-                    ("tool", &call.tool()),
-                    ("input", &json!(call)),
-                ],
+                fields![tool_id, tool: call.tool(), input: json!(call)],
             ),
             // The protocol has no permission requests, so nothing waits for an answer.
             AgentEvent::PermissionRequest(_)
             | AgentEvent::RequestWithdrawn { .. }
             | AgentEvent::ToolRunning { .. } => Ok(()),
             AgentEvent::ToolEnd(end) => {
-                let fields: Fields = &[("executed", &executed_json(end.call, end.outcome))];
+                let fields: Fields = fields![executed: executed_json(end.call, end.outcome)];
                 self.queue_notification("session.tool.call.completed", fields)?;
                 self.queue_notification("session.tool.results", fields)
             }
@@ -74,7 +68,7 @@ impl Output<'_> {
                     let fields: Fields = fields![is_partial];
                     self.queue_notification("session.interrupted", fields)?;
                 } else {
-                    let fields: Fields = &[("role", &"assistant"), ("text", &end.answer)];
+                    let fields: Fields = fields![role: "assistant", text: end.answer];
                     self.queue_notification("session.message.appended", fields)?;
                     let length = end.answer.encode_utf16().count();
                     self.queue_notification("session.completed", fields![length])?;
@@ -87,7 +81,7 @@ impl Output<'_> {
     /// The frame of a line with one piece of text.
     pub(super) fn loaf_text_frame(&self) -> io::Result<TextFrame> {
         let now = jiff::Timestamp::now().to_string();
-        let line = self.fill("text_event", &[("text", &""), ("timestamp", &now)])?;
+        let line = self.fill("text_event", fields![text: "", timestamp: now])?;
         Ok(TextFrame::around(&line))
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::script_agent::agent::{Agent, Halt};
 use crate::script_agent::script;
-use crate::script_agent::template::Fields;
+use crate::script_agent::template::{Fields, fields};
 
 /// The maximum number of waiting prompts, and of waiting texts.
 const MOST: usize = 64;
@@ -99,7 +99,7 @@ impl Agent {
                 self.prompt_queue.steering.clear();
                 return Ok(());
             }
-            let fields: Fields = &[("role", &"user"), ("text", &text)];
+            let fields: Fields = fields![role: "user", text];
             self.notify_loaf("session.message.appended", fields)?;
             match script::parse(&text) {
                 Ok(steps) => self.run_steps(&steps)?,

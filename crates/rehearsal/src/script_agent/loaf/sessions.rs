@@ -91,7 +91,7 @@ impl Agent {
         let runs = self.turn.is_some() && self.session.id == session && !self.is_cancelled();
         if runs {
             self.cancel_turn("interrupt")?;
-            self.notify_loaf("pending", &[("label", &"interrupting...")])?;
+            self.notify_loaf("pending", fields![label: "interrupting..."])?;
         }
         Ok(json!({"session_id": session, "interrupted": runs}))
     }

@@ -33,35 +33,27 @@ impl Output<'_> {
             AgentEvent::Text(text) => self.queue("text", fields![text]),
             // The protocol has no message for a thought, nor for a plan.
             AgentEvent::Thought(text) => {
-                self.queue("text", &[("text", &format!("(thinking) {text}\n"))])
+                self.queue("text", fields![text: format!("(thinking) {text}\n")])
             }
-            AgentEvent::Plan(entries) => self.queue("text", &[("text", &plan_text(entries))]),
+            AgentEvent::Plan(entries) => self.queue("text", fields![text: plan_text(entries)]),
             AgentEvent::ToolStart { tool_id, call } => self.queue(
                 "tool_start",
-                &[
-                    ("tool_id", tool_id),
-                    ("tool", &call.tool()),
-                    ("input", call),
-                ],
+                fields![tool_id, tool: call.tool(), input: call],
             ),
             AgentEvent::PermissionRequest(request) => self.queue(
                 "permission_request",
-                &[
-                    ("request", &request_id(request.number)),
-                    ("tool", &request.call.tool()),
-                    ("required_mode", &request.call.required_mode()),
-                    ("input", request.call),
+                fields![
+                    request: request_id(request.number), tool: request.call.tool(),
+                    required_mode: request.call.required_mode(), input: request.call,
                 ],
             ),
             // The controller knows, because it answered or cancelled the turn.
             AgentEvent::RequestWithdrawn { .. } | AgentEvent::ToolRunning { .. } => Ok(()),
             AgentEvent::ToolEnd(end) => self.queue(
                 "tool_result",
-                &[
-                    ("tool_id", &end.tool_id),
-                    ("output", &end.outcome.output),
-                    ("is_error", &end.outcome.is_error),
-                    ("took_s", &end.took_s),
+                fields![
+                    tool_id: end.tool_id, output: end.outcome.output,
+                    is_error: end.outcome.is_error, took_s: end.took_s,
                 ],
             ),
             AgentEvent::Context { pct, .. } => self.queue("state_changed", fields![pct]),
@@ -69,12 +61,9 @@ impl Output<'_> {
                 let how = ["end_turn", "interrupted"][usize::from(end.cancelled)];
                 self.queue(
                     "turn_complete",
-                    &[
-                        ("reason", &how),
-                        ("iterations", &end.iterations),
-                        ("read", &end.input_tokens),
-                        ("written", &end.output_tokens),
-                        ("mutations", &end.mutations),
+                    fields![
+                        reason: how, iterations: end.iterations, read: end.input_tokens,
+                        written: end.output_tokens, mutations: end.mutations,
                     ],
                 )
             }
@@ -85,7 +74,7 @@ impl Output<'_> {
 /// The frame of a line with one piece of text.
 pub(super) fn text_frame(turn: &str) -> io::Result<TextFrame> {
     let templates = AgentDialect::Scaiflux.templates();
-    let line = templates.fill("text", &[("text", &""), ("turn", &turn)], &[])?;
+    let line = templates.fill("text", fields![text: "", turn], &[])?;
     Ok(TextFrame::around(&line))
 }
 
