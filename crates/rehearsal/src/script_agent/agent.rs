@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::agent_event::{AgentEvent, EventContext, TextFrame};
+use super::agent_event::{AgentEvent, CallRequest, Output, TextFrame};
 use super::claim::VersionClaim;
 use super::ledger::Ledger;
 use super::memory::{Memory, Record, Session};
 use super::pipes::{Inbox, Outbox};
 use super::quirk::Quirk;
 use super::step::ToolCall;
+use super::template::Fields;
 use super::{AgentDialect, acp, claude, codex, loaf, scaiflux};
 use marshal_model::UntrustedText;
-use marshal_model::limits::AGENT_OUTPUT_BYTES;
+use marshal_model::limits::{AGENT_OUTPUT_BYTES, AGENT_SESSIONS};
 
 /// The context window that the agent claims, in tokens.
 pub(super) const CONTEXT_WINDOW: u64 = 200_000;
@@ -183,43 +184,28 @@ pub(super) struct ScriptState {
     pub(super) withdraws_next: bool,
 }
 
-/// The output, with the context of an event.
-#[derive(Debug)]
-pub(super) struct OutputContext<'a> {
-    pub(super) out: &'a mut Outbox,
-    pub(super) claude: &'a mut claude::Conversation,
-    pub(super) codex: &'a mut codex::Conversation,
-    pub(super) event_context: EventContext<'a>,
-}
-
-/// The parts of a new agent.
-#[derive(Debug)]
-pub(super) struct Parts {
-    pub(super) settings: Settings,
-    pub(super) inbox: Inbox,
-    pub(super) out: Outbox,
-    pub(super) ledger: Ledger,
-    pub(super) memory: Memory,
-    pub(super) session: Session,
-    pub(super) model: String,
-    pub(super) mode: String,
-    pub(super) claude: claude::Conversation,
-}
-
 impl Agent {
-    pub(super) fn new(parts: Parts) -> Self {
+    /// An agent that speaks through `pipes`, with a model and a permission mode to claim.
+    pub(super) fn new(
+        settings: Settings,
+        pipes: (Inbox, Outbox),
+        ledger: Ledger,
+        (memory, session): (Memory, Session),
+        (model, mode): (String, String),
+        claude: claude::Conversation,
+    ) -> Self {
         Self {
-            turns: parts.session.prompts,
-            calls: parts.session.calls,
-            settings: parts.settings,
-            inbox: parts.inbox,
-            out: parts.out,
-            ledger: parts.ledger,
-            memory: parts.memory,
-            session: parts.session,
+            turns: session.prompts,
+            calls: session.calls,
+            settings,
+            inbox: pipes.0,
+            out: pipes.1,
+            ledger,
+            memory,
+            session,
             others: BTreeMap::new(),
-            model: parts.model,
-            mode: parts.mode,
+            model,
+            mode,
             turn: None,
             accepted_prompt: None,
             closing: Closing::KeptOpen,
@@ -237,7 +223,7 @@ impl Agent {
             terminal: String::new(),
             tool_servers: acp::ToolServers::default(),
             prompt_queue: loaf::PromptQueue::default(),
-            claude: parts.claude,
+            claude,
             codex: codex::Conversation::default(),
             script_state: ScriptState::default(),
             request_count: 0,
@@ -249,9 +235,7 @@ impl Agent {
     pub(super) fn serve(&mut self) -> Result<(), Halt> {
         self.log_to_ledger("start", || json!({}))?;
         if self.settings.dialect == AgentDialect::Scaiflux {
-            let claim = self.settings.claim.default_value();
-            let context = self.output_context();
-            scaiflux::ready(context.out, &context.event_context, claim.as_ref())?;
+            self.send_ready()?;
         }
         while self.closing == Closing::KeptOpen {
             self.accept_next_prompt()?;
@@ -276,62 +260,48 @@ impl Agent {
         Ok(())
     }
 
-    /// The output, with the current context.
-    pub(super) fn output_context(&mut self) -> OutputContext<'_> {
+    /// The output, with the current state of the agent.
+    pub(super) fn output(&mut self) -> Output<'_> {
         let turn = self.turn.as_ref();
-        OutputContext {
+        Output {
             out: &mut self.out,
+            dialect: self.settings.dialect,
             claude: &mut self.claude,
             codex: &mut self.codex,
-            event_context: EventContext {
-                session: &self.session.id,
-                turn: turn.map_or("", |turn| turn.id.as_str()),
-                reply_to: turn.and_then(|turn| turn.reply_to.as_ref()),
-                mode: &self.mode,
-                model: &self.model,
-                context: self.session.context,
-                bare_requests: self.settings.bare_requests,
-            },
+            session: &self.session.id,
+            turn: turn.map_or("", |turn| turn.id.as_str()),
+            reply_to: turn.and_then(|turn| turn.reply_to.as_ref()),
+            mode: &self.mode,
+            model: &self.model,
+            context: self.session.context,
+            bare_requests: self.settings.bare_requests,
         }
+    }
+
+    /// Sends a message of the protocol at once.
+    pub(super) fn send(&mut self, name: &str, fields: Fields<'_>) -> Result<(), Halt> {
+        self.output().queue(name, fields)?;
+        Ok(self.out.flush()?)
     }
 
     /// Queues an event behind what is queued.
     pub(super) fn queue_event(&mut self, event: &AgentEvent<'_>) -> Result<(), Halt> {
-        let dialect = self.settings.dialect;
-        let to = self.output_context();
-        let (out, moment) = (to.out, to.event_context);
-        match dialect {
-            AgentDialect::Scaiflux => scaiflux::queue_event(out, &moment, event)?,
-            AgentDialect::Acp => acp::queue_event(out, &moment, event)?,
-            AgentDialect::Loaf => loaf::queue_event(out, &moment, event)?,
-            AgentDialect::Claude => to.claude.queue_event(out, &moment, event)?,
-            AgentDialect::Codex => to.codex.queue_event(out, &moment, event)?,
-        }
-        Ok(())
+        Ok(self.output().queue_event(event)?)
     }
 
     /// Sends an event at once.
     pub(super) fn send_event(&mut self, event: &AgentEvent<'_>) -> Result<(), Halt> {
         self.queue_event(event)?;
-        self.out.flush()?;
-        Ok(())
+        Ok(self.out.flush()?)
     }
 
     /// The frame of a line with one piece of text, and the number of text bytes for a line of
     /// `line_bytes`. The number is the same in every protocol, so that their loads compare.
     pub(super) fn text_frame(&mut self, line_bytes: usize) -> Result<(TextFrame, usize), Halt> {
-        let dialect = self.settings.dialect;
-        let to = self.output_context();
-        let (out, moment) = (to.out, to.event_context);
-        let yardstick = scaiflux::text_frame(&moment)?;
+        let mut output = self.output();
+        let yardstick = scaiflux::text_frame(output.turn)?;
         let text_bytes = line_bytes.saturating_sub(yardstick.len()).max(1);
-        let frame = match dialect {
-            AgentDialect::Scaiflux => yardstick,
-            AgentDialect::Acp => acp::text_frame(&moment)?,
-            AgentDialect::Loaf => loaf::text_frame(&moment),
-            AgentDialect::Claude => to.claude.text_frame(out, &moment)?,
-            AgentDialect::Codex => to.codex.text_frame(out, &moment)?,
-        };
+        let frame = output.text_frame()?;
         // A protocol may mark the begin of a text; that line was queued.
         self.out.flush()?;
         Ok((frame, text_bytes))
@@ -364,6 +334,32 @@ impl Agent {
         if !before.id.is_empty() {
             self.others.insert(before.id.clone(), before);
         }
+    }
+
+    /// Adds a session to the open ones, and to the ledger. It becomes the current one unless a
+    /// prompt is in progress.
+    pub(super) fn open_session(&mut self, session: Session, how: &str) -> Result<(), Halt> {
+        let id = session.id.clone();
+        if self.session.id == id {
+            self.session = session;
+        } else if self.is_busy() {
+            self.others.insert(id.clone(), session);
+        } else {
+            self.others.remove(&id);
+            self.enter_session(session);
+        }
+        self.ledger.append("session", &id, || json!({"how": how}))?;
+        Ok(())
+    }
+
+    /// Whether a session is open.
+    pub(super) fn is_open(&self, id: &str) -> bool {
+        !id.is_empty() && (self.session.id == id || self.others.contains_key(id))
+    }
+
+    /// Whether no further session can be opened.
+    pub(super) fn is_full(&self) -> bool {
+        self.others.len() >= AGENT_SESSIONS
     }
 
     /// Makes an open session the current one; `false`: it is not open.
@@ -470,11 +466,12 @@ impl Agent {
         call: &ToolCall,
     ) -> Result<(), Halt> {
         let number = self.next_request();
-        self.queue_event(&AgentEvent::PermissionRequest {
+        let request = CallRequest {
             number,
             tool_id,
             call,
-        })?;
+        };
+        self.queue_event(&AgentEvent::PermissionRequest(request))?;
         self.open_request = Some(OpenRequest {
             number,
             tool: call.tool(),

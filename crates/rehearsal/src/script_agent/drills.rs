@@ -18,11 +18,19 @@ use super::agent_event::TextFrame;
 use super::step::{Crash, Drill, Hang, Pipes, ToolCall};
 use super::tools::ToolOutcome;
 use super::turn::AskMode;
-use super::{AgentDialect, acp, claude, codex, loaf, scaiflux};
 use marshal_model::limits::AGENT_WRITE_BYTES;
 
 /// The repeated text of flooded lines.
 const FILLER: &[u8] = b"All work and no play makes a dull agent. ";
+
+/// Lines that are no messages, one of each kind. The empty ones stand for those of the protocol.
+const GARBAGE: [&[u8]; 5] = [
+    b"this is not JSON",
+    b"\xff\xfe\x80 this is not UTF-8",
+    b"",
+    b"[1,2,3]",
+    b"",
+];
 
 /// The lifetime of an orphan, in seconds: longer than any test.
 const ORPHAN_SECONDS: &str = "3600";
@@ -148,15 +156,13 @@ impl Agent {
 
     /// Writes lines that are no messages.
     fn garbage(&mut self, lines: u64) -> Result<(), Halt> {
-        let garbage = match self.settings.dialect {
-            AgentDialect::Scaiflux => scaiflux::GARBAGE,
-            AgentDialect::Acp => acp::GARBAGE,
-            AgentDialect::Loaf => loaf::GARBAGE,
-            AgentDialect::Claude => claude::GARBAGE,
-            AgentDialect::Codex => codex::GARBAGE,
-        };
+        let mut garbage = GARBAGE.map(<[u8]>::to_vec);
+        let own = self.settings.dialect.templates().garbage();
+        for (line, own) in garbage.iter_mut().filter(|line| line.is_empty()).zip(own) {
+            line.extend_from_slice(own.as_bytes());
+        }
         for line in garbage.iter().cycle().zip(0..lines).map(|(line, _)| line) {
-            self.out.write(line)?;
+            self.out.write(&[line, &b"\n"[..]].concat())?;
             self.poll_input()?;
             if self.is_cancelled() {
                 break;

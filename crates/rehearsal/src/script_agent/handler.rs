@@ -9,6 +9,7 @@ use super::agent::{AcceptedPrompt, Agent, Closing, Halt, Permission};
 use super::ledger::digest;
 use super::memory::Record;
 use super::pipes::Line;
+use super::rpc::shorten;
 
 impl Agent {
     /// Handles one line.
@@ -74,6 +75,17 @@ impl Agent {
             self.trusted_tools.insert(tool);
         }
         Ok(())
+    }
+
+    /// Handles an answer to no open request: a protocol error, unless the script wrote the request
+    /// itself.
+    pub(super) fn handle_stray_reply(&mut self, id: &str) -> Result<(), Halt> {
+        let why = format!("no request is open with the id {}", shorten(id));
+        if self.script_state.wrote_raw_lines {
+            self.log(format_args!("{why}"));
+            return Ok(());
+        }
+        self.fail_protocol(why)
     }
 
     /// Ends the agent because of a protocol error, in a protocol without a reply for it.

@@ -7,8 +7,9 @@
 //! are in a folder. `docs/script-agent.md` documents it. Must not know the supervisor.
 //!
 //! A new step goes into `script.rs` and `step.rs`, then into `turn.rs` or `drills.rs`. A new
-//! protocol is a folder beside `acp/`: its lines for the events of `agent_event.rs`, and its
-//! handler of the client's messages. Tests: `tests/script_agent/`.
+//! protocol is a folder beside `acp/`: its `messages.txt` with the form of every message, its lines
+//! for the events of `agent_event.rs`, and its handler of the client's messages. Tests:
+//! `tests/script_agent/`.
 
 mod acp;
 mod agent;
@@ -18,6 +19,7 @@ mod claim;
 mod claude;
 mod codex;
 mod drills;
+mod form;
 mod handler;
 mod ledger;
 mod loaf;
@@ -26,9 +28,11 @@ mod memory;
 mod operands;
 mod pipes;
 mod quirk;
+mod rpc;
 mod scaiflux;
 mod script;
 mod step;
+mod template;
 mod tools;
 mod turn;
 
@@ -40,16 +44,16 @@ use std::time::Duration;
 
 pub use script::{VERBS, Verb};
 
-use agent::{Agent, Halt, Parts, Settings};
+use agent::{Agent, Halt, Settings};
 use claim::VersionClaim;
 pub use claude::ClaudeFlags;
 use ledger::Ledger;
-use marshal_model::UntrustedText;
 use memory::{Memory, Session, SessionError};
 use pipes::{Inbox, Outbox};
 pub use quirk::Quirk;
 use scaiflux::slash;
 use step::ToolCall;
+use template::Templates;
 
 /// The agent's protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -88,6 +92,17 @@ impl AgentDialect {
             Self::Codex => codex::translate_call(call),
             _ => Cow::Borrowed(call),
         }
+    }
+
+    /// The templates of the agent's messages.
+    const fn templates(self) -> Templates {
+        Templates(match self {
+            Self::Scaiflux => include_str!("scaiflux/messages.txt"),
+            Self::Acp => include_str!("acp/messages.txt"),
+            Self::Loaf => include_str!("loaf/messages.txt"),
+            Self::Claude => include_str!("claude/messages.txt"),
+            Self::Codex => include_str!("codex/messages.txt"),
+        })
     }
 
     /// The protocol version that the agent claims by default.
@@ -172,18 +187,14 @@ pub fn run(args: Args, is_verbose: bool) -> ExitCode {
             return ExitCode::from(failure.code());
         }
     };
-    match agent.serve() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Halt::Exit(code)) => ExitCode::from(code),
-        Err(Halt::ProtocolError(what)) => {
-            print_error(&format!("the controller broke the protocol: {what}"));
-            ExitCode::from(1)
-        }
-        Err(Halt::Io(error)) => {
-            print_error(&error.to_string());
-            ExitCode::from(1)
-        }
-    }
+    let why = match agent.serve() {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Halt::Exit(code)) => return ExitCode::from(code),
+        Err(Halt::ProtocolError(what)) => format!("the controller broke the protocol: {what}"),
+        Err(Halt::Io(error)) => error.to_string(),
+    };
+    print_error(&why);
+    ExitCode::from(1)
 }
 
 /// An error that prevents the agent's start.
@@ -241,80 +252,65 @@ fn build_agent(args: Args, is_verbose: bool) -> Result<Agent, StartError> {
     let mode = mode.to_owned();
     let version = args.protocol.as_deref();
     let mut out = Outbox::stdout().map_err(StartError::Pipes)?;
-    let wanted = SessionChoice {
-        resume: args.resume,
-        new_id: args.words.session_id,
+    let ids = (args.resume, args.words.session_id);
+    let session = first_session(&memory, args.dialect, ids, &mut out)?;
+    let inbox = Inbox::stdin().map_err(StartError::Pipes)?;
+    let settings = Settings {
+        dialect: args.dialect,
+        claim: VersionClaim::parse(version.unwrap_or(args.dialect.version())),
+        think: Duration::from_micros(args.think_us),
+        loader: args.loader,
+        bare_requests: args.bare_asks,
+        quirks: args.quirk,
     };
-    let session = first_session(&memory, args.dialect, wanted, &mut out)?;
-    Ok(Agent::new(Parts {
-        settings: Settings {
-            dialect: args.dialect,
-            claim: VersionClaim::parse(version.unwrap_or(args.dialect.version())),
-            think: Duration::from_micros(args.think_us),
-            loader: args.loader,
-            bare_requests: args.bare_asks,
-            quirks: args.quirk,
-        },
-        inbox: Inbox::stdin().map_err(StartError::Pipes)?,
-        out,
+    Ok(Agent::new(
+        settings,
+        (inbox, out),
         ledger,
-        session,
-        memory,
-        model: args.model,
-        mode,
+        (memory, session),
+        (args.model, mode),
         claude,
-    }))
-}
-
-/// Which session the agent begins with.
-struct SessionChoice {
-    resume: Option<String>,
-    /// The id of a new session.
-    new_id: Option<String>,
+    ))
 }
 
 /// The session that the agent begins with; empty in protocols where the client opens sessions.
+/// `new_id` is the id of a new session.
 fn first_session(
     memory: &Memory,
     dialect: AgentDialect,
-    wanted: SessionChoice,
+    (resume, new_id): (Option<String>, Option<String>),
     out: &mut Outbox,
 ) -> Result<Session, StartError> {
-    match (dialect, wanted.resume) {
-        (AgentDialect::Acp | AgentDialect::Loaf | AgentDialect::Codex, Some(_)) => {
-            Err(StartError::ResumeByFlag)
+    if !matches!(dialect, AgentDialect::Scaiflux | AgentDialect::Claude) {
+        return match resume {
+            Some(_) => Err(StartError::ResumeByFlag),
+            None => Ok(Session::unsaved(String::new())),
+        };
+    }
+    let cwd = || std::env::current_dir().map_err(StartError::Workspace);
+    let Some(id) = resume else {
+        let named = new_id.map(|id| claude::check_new_session_id(memory, id));
+        let (session, failed) = match named {
+            Some(id) => memory.begin_as(id?, cwd()?),
+            None => memory.begin(cwd()?),
+        };
+        if let Some(error) = failed {
+            print_error(&format!("the session is not kept: {error}"));
         }
-        (AgentDialect::Acp | AgentDialect::Loaf | AgentDialect::Codex, None) => {
-            Ok(Session::unsaved(String::new()))
-        }
-        (AgentDialect::Scaiflux | AgentDialect::Claude, Some(id)) => {
-            let loaded = memory.load(&id).map_err(|why| {
-                if dialect == AgentDialect::Claude {
-                    // A host that reads this ends the agent; the exit code reports the same.
-                    drop(claude::report_missing_session(out, &id));
-                }
-                StartError::Resume {
-                    id: UntrustedText::new(id).escape_for_display(60),
-                    why,
-                }
-            });
-            let mut session = loaded?;
-            session.cwd = std::env::current_dir().map_err(StartError::Workspace)?;
+        return Ok(session);
+    };
+    match memory.load(&id) {
+        Ok(mut session) => {
+            session.cwd = cwd()?;
             Ok(session)
         }
-        (AgentDialect::Scaiflux | AgentDialect::Claude, None) => {
-            let cwd = std::env::current_dir().map_err(StartError::Workspace)?;
-            let named = wanted
-                .new_id
-                .map(|id| claude::check_new_session_id(memory, id));
-            let (session, failed) = match named {
-                Some(id) => memory.begin_as(id?, cwd),
-                None => memory.begin(cwd),
-            };
-            if let Some(error) = failed {
-                print_error(&format!("the session is not kept: {error}"));
+        Err(why) => {
+            if dialect == AgentDialect::Claude {
+                // A host that reads this ends the agent; the exit code reports the same.
+                drop(claude::report_missing_session(out, &id));
             }
-            Ok(session)
+            let id = rpc::shorten(id);
+            Err(StartError::Resume { id, why })
         }
     }
 }

@@ -22,7 +22,6 @@ pub struct Verb {
     pub operands: &'static str,
     /// The effect of the step.
     pub does: &'static str,
-    read: fn(&str) -> Result<Step, String>,
 }
 
 impl Verb {
@@ -43,203 +42,145 @@ impl fmt::Debug for Verb {
     }
 }
 
-/// A row: word, operands, effect, and the parser of the operands.
-const fn verb(
-    word: &'static str,
-    operands: &'static str,
-    does: &'static str,
-    read: fn(&str) -> Result<Step, String>,
-) -> Verb {
+/// A row: word, operands, effect.
+const fn verb(word: &'static str, operands: &'static str, does: &'static str) -> Verb {
     Verb {
         word,
         operands,
         does,
-        read,
     }
 }
 
 /// All verbs, in the order of the documentation.
 pub static VERBS: &[Verb] = &[
-    verb("read", "PATH", "reads a file", |rest| {
-        Ok(Step::Tool(ToolCall::ReadFile {
-            path: rest_operand(rest, "PATH")?,
-        }))
-    }),
-    verb("list", "[PATH]", "lists a directory", |rest| {
-        let path = if rest.is_empty() { "." } else { rest };
-        Ok(Step::Tool(ToolCall::ListDir {
-            path: rest_operand(path, "PATH")?,
-        }))
-    }),
-    verb("search", "PATTERN [PATH]", "searches files", search),
-    verb("write", "PATH TEXT…", "writes a file", |rest| {
-        let (path, text) = word_operand(rest, "PATH")?;
-        Ok(Step::Tool(ToolCall::WriteFile {
-            path,
-            content: if text.is_empty() {
-                String::new()
-            } else {
-                format!("{text}\n")
-            },
-        }))
-    }),
-    verb("run", "CMD…", "runs a command", |rest| {
-        Ok(Step::Tool(bash(rest)?))
-    }),
-    verb("say", "TEXT…", "answers", |rest| {
-        Ok(Step::Say(rest.to_owned()))
-    }),
-    verb("think", "TEXT…", "thinks aloud", |rest| {
-        Ok(Step::Think(rest.to_owned()))
-    }),
-    verb("plan", "TEXT[; TEXT]…", "says what is to be done", plan),
-    verb("recall", "", "says every earlier prompt", |rest| {
-        no_operand(rest).map(|()| Step::Recall)
-    }),
-    verb(
-        "client-read",
-        "PATH",
-        "has the client read a file",
-        |rest| {
-            let path = rest_operand(rest, "PATH")?;
-            Ok(Step::Client(ClientStep::Read { path }))
-        },
-    ),
-    verb(
-        "client-write",
-        "PATH TEXT…",
-        "has the client write a file",
-        |rest| {
-            let (path, text) = word_operand(rest, "PATH")?;
-            let content = format!("{text}\n");
-            Ok(Step::Client(ClientStep::Write { path, content }))
-        },
-    ),
+    verb("read", "PATH", "reads a file"),
+    verb("list", "[PATH]", "lists a directory"),
+    verb("search", "PATTERN [PATH]", "searches files"),
+    verb("write", "PATH TEXT…", "writes a file"),
+    verb("run", "CMD…", "runs a command"),
+    verb("say", "TEXT…", "answers"),
+    verb("think", "TEXT…", "thinks aloud"),
+    verb("plan", "TEXT[; TEXT]…", "says what is to be done"),
+    verb("recall", "", "says every earlier prompt"),
+    verb("client-read", "PATH", "has the client read a file"),
+    verb("client-write", "PATH TEXT…", "has the client write a file"),
     verb(
         "terminal",
         "CMD [ARG]…",
         "has the client run a command to its end",
-        terminal,
     ),
-    verb(
-        "client",
-        "METHOD [JSON]",
-        "sends the client a request",
-        |rest| {
-            let (method, params) = word_operand(rest, "METHOD")?;
-            let params = if params.is_empty() { "{}" } else { params };
-            let params = json(params)?;
-            Ok(Step::Client(ClientStep::Raw { method, params }))
-        },
-    ),
+    verb("client", "METHOD [JSON]", "sends the client a request"),
     verb(
         "mcp",
         "[SERVER/]TOOL [JSON]",
         "calls a tool of a tool server",
-        |rest| tool(rest, true),
     ),
     verb(
         "mcp-drop",
         "[SERVER/]TOOL [JSON]",
         "calls a tool without waiting for its answer",
-        |rest| tool(rest, false),
     ),
-    verb("sleep", "DURATION", "pauses", |rest| {
-        Ok(Step::Sleep(duration(rest)?))
-    }),
-    verb("crash", "[kill]", "dies by a signal", |rest| {
-        choice(rest, Crash::Abort, "kill", Crash::Kill).map(|how| Step::Drill(Drill::Crash(how)))
-    }),
-    verb(
-        "crash-once",
-        "FILE [kill]",
-        "dies if FILE does not exist",
-        |rest| {
-            let (file, how) = word_operand(rest, "FILE")?;
-            let how = choice(how, Crash::Abort, "kill", Crash::Kill)?;
-            Ok(Step::Drill(Drill::CrashOnce { file, how }))
-        },
-    ),
-    verb("exit", "N", "exits at once", |rest| {
-        rest.parse()
-            .map(|code| Step::Drill(Drill::Exit(code)))
-            .map_err(|_| format!("needs a code from 0 to 255, not `{}`", echo(rest)))
-    }),
-    verb("hang", "[stopped]", "does nothing any more", |rest| {
-        choice(rest, Hang::Asleep, "stopped", Hang::Stopped)
-            .map(|how| Step::Drill(Drill::Hang(how)))
-    }),
-    verb("flood", "N [SIZE] [BATCH]", "writes many lines", flood),
-    verb(
-        "garbage",
-        "[N]",
-        "writes lines that are no messages",
-        |rest| {
-            let lines = if rest.is_empty() {
-                5
-            } else {
-                number(rest, "N")?
-            };
-            Ok(Step::Drill(Drill::Garbage { lines }))
-        },
-    ),
-    verb("huge-line", "N", "writes one long line", |rest| {
-        Ok(Step::Drill(Drill::HugeLine {
-            bytes: bytes(rest, "N")?,
-        }))
-    }),
-    verb("endless-line", "", "writes a line without end", |rest| {
-        no_operand(rest).map(|()| Step::Drill(Drill::EndlessLine))
-    }),
-    verb("slow", "", "writes byte by byte from now on", |rest| {
-        no_operand(rest).map(|()| Step::Drill(Drill::Slow))
-    }),
-    verb("ignore-cancel", "", "ignores cancels from now on", |rest| {
-        no_operand(rest).map(|()| Step::Drill(Drill::IgnoreCancel))
-    }),
+    verb("sleep", "DURATION", "pauses"),
+    verb("crash", "[kill]", "dies by a signal"),
+    verb("crash-once", "FILE [kill]", "dies if FILE does not exist"),
+    verb("exit", "N", "exits at once"),
+    verb("hang", "[stopped]", "does nothing any more"),
+    verb("flood", "N [SIZE] [BATCH]", "writes many lines"),
+    verb("garbage", "[N]", "writes lines that are no messages"),
+    verb("huge-line", "N", "writes one long line"),
+    verb("endless-line", "", "writes a line without end"),
+    verb("slow", "", "writes byte by byte from now on"),
+    verb("ignore-cancel", "", "ignores cancels from now on"),
     verb(
         "spawn-orphan",
         "[MARKER] [holding]",
         "leaves a process behind",
-        orphan,
     ),
-    verb(
-        "unasked",
-        "CMD…",
-        "runs a command without asking",
-        |rest| Ok(Step::UnapprovedTool(bash(rest)?)),
-    ),
-    verb("ask", "N [PATH]", "measures permission requests", ask),
-    verb("raw", "TEXT…", "writes a line as it stands", |rest| {
-        Ok(Step::Drill(Drill::Raw(rest.to_owned())))
-    }),
-    verb("storm", "N TEXT…", "writes a line so many times", |rest| {
-        let (count, line) = rest.split_once(' ').ok_or("it needs N and TEXT")?;
-        Ok(Step::Drill(Drill::Storm {
-            count: number(count, "N")?,
-            line: line.to_owned(),
-        }))
-    }),
-    verb(
-        "half",
-        "TEXT…",
-        "writes half a line and closes stdout",
-        |rest| Ok(Step::Drill(Drill::Half(rest.to_owned()))),
-    ),
-    verb("mute", "", "closes stdout and goes on", |rest| {
-        no_operand(rest).map(|()| Step::Drill(Drill::Mute))
-    }),
+    verb("unasked", "CMD…", "runs a command without asking"),
+    verb("ask", "N [PATH]", "measures permission requests"),
+    verb("raw", "TEXT…", "writes a line as it stands"),
+    verb("storm", "N TEXT…", "writes a line so many times"),
+    verb("half", "TEXT…", "writes half a line and closes stdout"),
+    verb("mute", "", "closes stdout and goes on"),
     verb(
         "withdraw",
         "CMD…",
         "asks to run a command and withdraws the request",
-        |rest| Ok(Step::Drill(Drill::Withdraw(bash(rest)?))),
     ),
-    verb("pending", "N", "asks without waiting for answers", |rest| {
-        let count = number(rest, "N")?;
-        Ok(Step::Drill(Drill::Pending { count }))
-    }),
+    verb("pending", "N", "asks without waiting for answers"),
 ];
+
+/// Parses the operands of a verb.
+fn parse_step(word: &str, rest: &str) -> Result<Step, String> {
+    let path = |rest| rest_operand(rest, "PATH");
+    let or = |default| if rest.is_empty() { default } else { rest };
+    let crash = |rest| choice(rest, Crash::Abort, "kill", Crash::Kill);
+    let drill = Step::Drill;
+    let bare = |drill| no_operand(rest).map(|()| Step::Drill(drill));
+    match word {
+        "read" => path(rest).map(|path| Step::Tool(ToolCall::ReadFile { path })),
+        "list" => path(or(".")).map(|path| Step::Tool(ToolCall::ListDir { path })),
+        "search" => search(rest),
+        "write" => {
+            let (path, text) = word_operand(rest, "PATH")?;
+            let end = if text.is_empty() { "" } else { "\n" };
+            let content = format!("{text}{end}");
+            Ok(Step::Tool(ToolCall::WriteFile { path, content }))
+        }
+        "run" => bash(rest).map(Step::Tool),
+        "say" => Ok(Step::Say(rest.to_owned())),
+        "think" => Ok(Step::Think(rest.to_owned())),
+        "plan" => plan(rest),
+        "recall" => no_operand(rest).map(|()| Step::Recall),
+        "client-read" => path(rest).map(|path| Step::Client(ClientStep::Read { path })),
+        "client-write" => {
+            let (path, text) = word_operand(rest, "PATH")?;
+            let content = format!("{text}\n");
+            Ok(Step::Client(ClientStep::Write { path, content }))
+        }
+        "terminal" => terminal(rest),
+        "client" => {
+            let (method, params) = json_operand(rest, "METHOD")?;
+            Ok(Step::Client(ClientStep::Raw { method, params }))
+        }
+        "mcp" => tool(rest, true),
+        "mcp-drop" => tool(rest, false),
+        "sleep" => duration(rest).map(Step::Sleep),
+        "crash" => crash(rest).map(|how| drill(Drill::Crash(how))),
+        "crash-once" => {
+            let (file, how) = word_operand(rest, "FILE")?;
+            let how = crash(how)?;
+            Ok(drill(Drill::CrashOnce { file, how }))
+        }
+        "exit" => match rest.parse() {
+            Ok(code) => Ok(drill(Drill::Exit(code))),
+            Err(_) => Err(format!("needs a code from 0 to 255, not `{}`", echo(rest))),
+        },
+        "hang" => {
+            choice(rest, Hang::Asleep, "stopped", Hang::Stopped).map(|how| drill(Drill::Hang(how)))
+        }
+        "flood" => flood(rest),
+        "garbage" => number(or("5"), "N").map(|lines| drill(Drill::Garbage { lines })),
+        "huge-line" => bytes(rest, "N").map(|bytes| drill(Drill::HugeLine { bytes })),
+        "endless-line" => bare(Drill::EndlessLine),
+        "slow" => bare(Drill::Slow),
+        "ignore-cancel" => bare(Drill::IgnoreCancel),
+        "spawn-orphan" => orphan(rest),
+        "unasked" => bash(rest).map(Step::UnapprovedTool),
+        "ask" => ask(rest),
+        "raw" => Ok(drill(Drill::Raw(rest.to_owned()))),
+        "storm" => {
+            let (count, line) = rest.split_once(' ').ok_or("it needs N and TEXT")?;
+            let (count, line) = (number(count, "N")?, line.to_owned());
+            Ok(drill(Drill::Storm { count, line }))
+        }
+        "half" => Ok(drill(Drill::Half(rest.to_owned()))),
+        "mute" => bare(Drill::Mute),
+        "withdraw" => bash(rest).map(|call| drill(Drill::Withdraw(call))),
+        "pending" => number(rest, "N").map(|count| drill(Drill::Pending { count })),
+        _ => Err("is no verb".to_owned()),
+    }
+}
 
 /// Why a prompt is no script, as the sentence that the agent answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -279,7 +220,7 @@ pub(super) fn parse(prompt: &str) -> Result<Vec<(&str, Step)>, ScriptError> {
                 echo(first)
             )));
         };
-        let step = (verb.read)(rest.trim_start())
+        let step = parse_step(verb.word, rest.trim_start())
             .map_err(|why| ScriptError(format!("line {}: `{first}` {why}", at + 1)))?;
         steps.push((line, step));
     }
@@ -291,28 +232,23 @@ pub(super) fn parse(prompt: &str) -> Result<Vec<(&str, Step)>, ScriptError> {
 
 fn search(rest: &str) -> Result<Step, String> {
     let (pattern, rest) = word_operand(rest, "PATTERN")?;
-    let path = if rest.is_empty() {
-        None
-    } else {
-        Some(rest_operand(rest, "PATH")?)
-    };
+    let path = (!rest.is_empty()).then(|| rest_operand(rest, "PATH"));
+    let path = path.transpose()?;
     Ok(Step::Tool(ToolCall::GrepSearch { pattern, path }))
 }
 
-fn json(text: &str) -> Result<String, String> {
-    match serde_json::from_str::<serde_json::Value>(text) {
-        Ok(_) => Ok(text.to_owned()),
-        Err(_) => Err(format!("needs JSON, not `{}`", echo(text))),
+/// A word, and JSON: `{}` if there is none.
+fn json_operand(rest: &str, name: &str) -> Result<(String, String), String> {
+    let (word, json) = word_operand(rest, name)?;
+    let json = if json.is_empty() { "{}" } else { json };
+    match serde_json::from_str::<serde_json::Value>(json) {
+        Ok(_) => Ok((word, json.to_owned())),
+        Err(_) => Err(format!("needs JSON, not `{}`", echo(json))),
     }
 }
 
 fn tool(rest: &str, waits: bool) -> Result<Step, String> {
-    let (tool, arguments) = word_operand(rest, "TOOL")?;
-    let arguments = json(if arguments.is_empty() {
-        "{}"
-    } else {
-        arguments
-    })?;
+    let (tool, arguments) = json_operand(rest, "TOOL")?;
     Ok(Step::Client(ClientStep::Tool {
         tool,
         arguments,
@@ -320,9 +256,8 @@ fn tool(rest: &str, waits: bool) -> Result<Step, String> {
     }))
 }
 
-fn terminal(rest: &str) -> Result<Step, String> {
+fn terminal(mut rest: &str) -> Result<Step, String> {
     let mut argv = Vec::new();
-    let mut rest = rest;
     while !rest.is_empty() {
         let (next, after) = word_operand(rest, "ARG")?;
         argv.push(next);
@@ -347,19 +282,16 @@ fn plan(rest: &str) -> Result<Step, String> {
 }
 
 fn flood(rest: &str) -> Result<Step, String> {
+    let clamp = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let mut words = rest.split_whitespace();
     let lines = number(words.next().unwrap_or(""), "N")?;
-    let line_bytes = match words.next() {
-        None => FLOOD_LINE_BYTES,
-        Some(size) => usize::try_from(bytes(size, "SIZE")?).unwrap_or(usize::MAX),
-    };
+    let size = words.next().map(|size| bytes(size, "SIZE")).transpose()?;
+    let line_bytes = size.map_or(FLOOD_LINE_BYTES, clamp);
     if line_bytes > AGENT_WRITE_BYTES {
         return Err(format!("takes a SIZE up to {AGENT_WRITE_BYTES} bytes"));
     }
-    let batch = match words.next() {
-        None => None,
-        Some(batch) => Some(usize::try_from(number(batch, "BATCH")?.max(1)).unwrap_or(usize::MAX)),
-    };
+    let batch = words.next().map(|batch| number(batch, "BATCH"));
+    let batch = batch.transpose()?.map(|batch| clamp(batch.max(1)));
     no_operand(words.next().unwrap_or(""))?;
     Ok(Step::Drill(Drill::Flood {
         lines,
@@ -371,12 +303,8 @@ fn flood(rest: &str) -> Result<Step, String> {
 fn orphan(rest: &str) -> Result<Step, String> {
     let mut words = rest.split_whitespace();
     let marker = words.next().map(str::to_owned);
-    let pipes = choice(
-        words.next().unwrap_or(""),
-        Pipes::Dropped,
-        "holding",
-        Pipes::Held,
-    )?;
+    let pipes = words.next().unwrap_or("");
+    let pipes = choice(pipes, Pipes::Dropped, "holding", Pipes::Held)?;
     no_operand(words.next().unwrap_or(""))?;
     Ok(Step::Drill(Drill::SpawnOrphan { marker, pipes }))
 }
@@ -388,19 +316,16 @@ fn ask(rest: &str) -> Result<Step, String> {
         return Err(format!("takes an N up to {AGENT_PERMISSION_REQUESTS}"));
     }
     let path = if path.is_empty() { "README.md" } else { path };
-    Ok(Step::Drill(Drill::Ask {
-        count,
-        path: rest_operand(path.trim(), "PATH")?,
-    }))
+    let path = rest_operand(path.trim(), "PATH")?;
+    Ok(Step::Drill(Drill::Ask { count, path }))
 }
 
 fn bash(rest: &str) -> Result<ToolCall, String> {
     if rest.is_empty() {
         return Err("needs a command".to_owned());
     }
-    Ok(ToolCall::Bash {
-        command: rest.to_owned(),
-    })
+    let command = rest.to_owned();
+    Ok(ToolCall::Bash { command })
 }
 
 #[cfg(test)]
@@ -515,6 +440,16 @@ mod tests {
                 path: "README.md".into()
             })
         );
+    }
+
+    #[test]
+    fn every_verb_of_the_table_has_its_parser() {
+        let unknown = parse_step("frobnicate", "").unwrap_err();
+        for verb in VERBS {
+            for rest in ["", "1 a"] {
+                assert_ne!(parse_step(verb.word, rest), Err(unknown.clone()));
+            }
+        }
     }
 
     #[test]

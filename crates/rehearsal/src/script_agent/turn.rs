@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::AgentDialect;
 use super::agent::{AcceptedPrompt, Agent, CONTEXT_WINDOW, Halt, Permission, Turn};
-use super::agent_event::AgentEvent;
+use super::agent_event::{AgentEvent, ToolEnd, TurnEnd};
 use super::memory::Record;
 use super::script;
 use super::step::{Step, ToolCall};
@@ -211,12 +211,12 @@ impl Agent {
             turn.read_chars += end.output.chars().count() as u64;
         }
         let took_us = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
-        self.queue_event(&AgentEvent::ToolEnd {
+        self.queue_event(&AgentEvent::ToolEnd(ToolEnd {
             tool_id,
             call,
-            end,
+            outcome: end,
             took_s: f64::from(took_us) / 1e6,
-        })
+        }))
     }
 
     /// Sends a text about a step, except in loader mode.
@@ -249,7 +249,7 @@ impl Agent {
             cancelled,
             context: tokens,
         });
-        self.send_event(&AgentEvent::TurnEnd {
+        self.send_event(&AgentEvent::TurnEnd(TurnEnd {
             cancelled,
             iterations,
             input_tokens,
@@ -257,7 +257,7 @@ impl Agent {
             mutations: &mutations,
             answer: &answer,
             reply_to: reply_to.as_ref(),
-        })?;
+        }))?;
         self.turn = None;
         let how = if cancelled { "cancelled" } else { "done" };
         self.log(format_args!("turn ends: {how}"));

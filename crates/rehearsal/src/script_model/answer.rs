@@ -2,13 +2,11 @@
 //!
 //! Pure, except that the caller counts how often a `FAIL` has failed. Must not know connections.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use super::reply::{Reply, tokens};
 use super::request::{ModelRequest, minimal_value};
-use super::script::{self, Failure, Signal};
+use super::script::{self, Turn};
 use super::scripts::Scripts;
 use super::{anthropic, gemini, openai_chat, openai_responses, tools};
 
@@ -132,16 +130,10 @@ impl Endpoint {
 /// An answer, and what happens before it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Answer {
-    /// The pause before it.
-    pub(super) sleep: Duration,
-    /// The signals to wait for or to send before it.
-    pub(super) signals: Vec<Signal>,
-    /// The failures that precede it.
-    pub(super) failures: Vec<Failure>,
+    /// What happens before it: pauses, signals, failures.
+    pub(super) turn: Turn,
     /// The key under which the failures are counted.
     pub(super) key: u64,
-    /// Whether the answer never comes.
-    pub(super) hang: bool,
     /// The body.
     pub(super) body: Body,
     /// A short description, for the log.
@@ -165,11 +157,8 @@ pub(super) fn build_answer(
     scripts: &Scripts,
 ) -> Answer {
     let plain = |note: &str, value: Value| Answer {
-        sleep: Duration::ZERO,
-        signals: Vec::new(),
-        failures: Vec::new(),
+        turn: Turn::default(),
         key: 0,
-        hang: false,
         body: Body::Json(value),
         note: note.to_owned(),
     };
@@ -239,18 +228,15 @@ fn build_scripted_answer(
     let reply = Reply {
         model: talk.model.clone(),
         id: format!("{:016x}{:04}", standing.key, standing.results),
-        text: turn.text,
+        text: std::mem::take(&mut turn.text),
         call,
         input_tokens: tokens(talk.bytes),
         output_tokens: tokens(output_bytes),
     };
     Answer {
-        sleep: turn.sleep,
-        signals: turn.signals,
-        failures: turn.failures,
-        key: standing.key,
-        hang: turn.hang,
         body: render_body(endpoint, &talk, &reply),
+        turn,
+        key: standing.key,
         note,
     }
 }

@@ -5,25 +5,13 @@
 use serde_json::{Value, json};
 
 use super::reply::{Reply, named_event};
-use super::request::{Message, ModelRequest, text_of, user_text};
-use super::tools::{InputKind, Tool};
+use super::request::{Message, ModelRequest, items, split_content, text_of};
+use super::tools::Tool;
 
 /// Parses a request.
 pub(super) fn parse_request(body: &Value) -> ModelRequest {
-    let list = |key: &str| {
-        body.get(key)
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-    };
-    let messages = list("messages").filter(|message| message["role"] == "user");
-    let tools = list("tools").filter_map(|tool| {
-        Some(Tool {
-            group: None,
-            name: tool.get("name")?.as_str()?.to_owned(),
-            input_kind: InputKind::Schema(tool.get("input_schema")?.clone()),
-        })
-    });
+    let messages = items(body, "messages").filter(|message| message["role"] == "user");
+    let tools = items(body, "tools").filter_map(|tool| Tool::new(tool, tool.get("input_schema")?));
     ModelRequest {
         messages: messages.flat_map(parse_message).collect(),
         tools: tools.collect(),
@@ -39,17 +27,10 @@ fn parse_message(message: &Value) -> Vec<Message> {
     let Value::Array(parts) = content else {
         return vec![Message::User(text_of(content))];
     };
-    let (results, texts): (Vec<&Value>, Vec<&Value>) =
-        parts.iter().partition(|part| part["type"] == "tool_result");
-    let mut messages: Vec<Message> = results
-        .into_iter()
-        .map(|part| Message::ToolResult(text_of(part.get("content").unwrap_or(&Value::Null))))
-        .collect();
-    let text = user_text(&Value::Array(texts.into_iter().cloned().collect()));
-    if !text.is_empty() {
-        messages.push(Message::User(text));
-    }
-    messages
+    let is_result = |part: &&Value| part["type"] == "tool_result";
+    let results = parts.iter().filter(is_result);
+    let results = results.map(|part| part.get("content").unwrap_or(&Value::Null));
+    split_content(results, parts.iter().filter(|part| !is_result(part)))
 }
 
 fn tool_use(reply: &Reply, input: &Value) -> Option<Value> {
@@ -69,18 +50,11 @@ const fn reason(reply: &Reply) -> &'static str {
 
 fn message(reply: &Reply, content: &[Value], reason: &Value, output_tokens: usize) -> Value {
     json!({
-        "id": format!("msg_{}", reply.id),
-        "type": "message",
-        "role": "assistant",
-        "model": reply.model,
-        "content": content,
-        "stop_reason": reason,
-        "stop_sequence": null,
+        "id": format!("msg_{}", reply.id), "type": "message", "role": "assistant",
+        "model": reply.model, "content": content, "stop_reason": reason, "stop_sequence": null,
         "usage": {
-            "input_tokens": reply.input_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": output_tokens,
+            "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
+            "input_tokens": reply.input_tokens, "output_tokens": output_tokens,
         },
     })
 }
@@ -100,29 +74,24 @@ pub(super) fn stream(reply: &Reply) -> Vec<String> {
     let begun = message(reply, &[], &Value::Null, 1);
     let mut all = vec![json!({ "type": "message_start", "message": begun })];
     let mut index = 0;
-    if !reply.text.is_empty() {
-        all.push(json!({
-            "type": "content_block_start", "index": index,
-            "content_block": { "type": "text", "text": "" },
-        }));
-        for piece in reply.pieces() {
-            all.push(json!({
-                "type": "content_block_delta", "index": index,
-                "delta": { "type": "text_delta", "text": piece },
-            }));
+    let mut push_block = |block: Value, deltas: Vec<Value>| {
+        let start =
+            json!({ "type": "content_block_start", "index": index, "content_block": block });
+        all.push(start);
+        for delta in deltas {
+            all.push(json!({ "type": "content_block_delta", "index": index, "delta": delta }));
         }
         all.push(json!({ "type": "content_block_stop", "index": index }));
         index += 1;
+    };
+    if !reply.text.is_empty() {
+        let pieces = reply.pieces().into_iter();
+        let deltas = pieces.map(|piece| json!({ "type": "text_delta", "text": piece }));
+        push_block(json!({ "type": "text", "text": "" }), deltas.collect());
     }
     if let (Some(block), Some(call)) = (tool_use(reply, &json!({})), &reply.call) {
-        all.push(json!({
-            "type": "content_block_start", "index": index, "content_block": block,
-        }));
-        all.push(json!({
-            "type": "content_block_delta", "index": index,
-            "delta": { "type": "input_json_delta", "partial_json": call.arguments() },
-        }));
-        all.push(json!({ "type": "content_block_stop", "index": index }));
+        let delta = json!({ "type": "input_json_delta", "partial_json": call.arguments() });
+        push_block(block, vec![delta]);
     }
     all.push(json!({
         "type": "message_delta",

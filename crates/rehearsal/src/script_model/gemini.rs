@@ -5,29 +5,16 @@
 use serde_json::{Value, json};
 
 use super::reply::{Reply, data_event};
-use super::request::{Message, ModelRequest, text_of, user_text};
-use super::tools::{InputKind, Tool};
+use super::request::{Message, ModelRequest, items, split_content};
+use super::tools::Tool;
 
 /// Parses a request. The path, not the body, says whether the answer is a stream.
 pub(super) fn parse_request(body: &Value, stream: bool) -> ModelRequest {
-    let list = |key: &str| {
-        body.get(key)
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-    };
-    let of_user = list("contents").filter(|content| content["role"] != "model");
-    let declared = list("tools").flat_map(|group| {
-        let group = group.get("functionDeclarations").and_then(Value::as_array);
-        group.into_iter().flatten()
-    });
+    let of_user = items(body, "contents").filter(|content| content["role"] != "model");
+    let declared = items(body, "tools").flat_map(|group| items(group, "functionDeclarations"));
     let tools = declared.filter_map(|tool| {
         let schema = tool.get("parametersJsonSchema").or(tool.get("parameters"));
-        Some(Tool {
-            group: None,
-            name: tool.get("name")?.as_str()?.to_owned(),
-            input_kind: InputKind::Schema(schema.cloned().unwrap_or_default()),
-        })
+        Tool::new(tool, schema.unwrap_or(&Value::Null))
     });
     let config = body.get("generationConfig");
     let schema = config.and_then(|config| {
@@ -45,19 +32,10 @@ pub(super) fn parse_request(body: &Value, stream: bool) -> ModelRequest {
 
 /// The tool results of a content, then its text.
 fn parse_content(content: &Value) -> Vec<Message> {
-    let parts = content.get("parts").and_then(Value::as_array);
-    let parts: Vec<&Value> = parts.into_iter().flatten().collect();
-    let mut messages: Vec<Message> = parts
-        .iter()
-        .filter_map(|part| part.get("functionResponse")?.get("response"))
-        .map(|response| Message::ToolResult(text_of(response)))
-        .collect();
-    let texts = parts.iter().filter(|part| part.get("text").is_some());
-    let text = user_text(&Value::Array(texts.map(|part| (*part).clone()).collect()));
-    if !text.is_empty() {
-        messages.push(Message::User(text));
-    }
-    messages
+    let results = items(content, "parts");
+    let results = results.filter_map(|part| part.get("functionResponse")?.get("response"));
+    let texts = items(content, "parts").filter(|part| part.get("text").is_some());
+    split_content(results, texts)
 }
 
 fn render_candidate(reply: &Reply, parts: &[Value], is_last: bool) -> Value {

@@ -5,18 +5,12 @@
 use serde_json::{Value, json};
 
 use super::reply::{Reply, data_event};
-use super::request::{Message, ModelRequest, text_of, user_text};
-use super::tools::{InputKind, Tool};
+use super::request::{Message, ModelRequest, items, text_of, user_text};
+use super::tools::Tool;
 
 /// Parses a request.
 pub(super) fn parse_request(body: &Value) -> ModelRequest {
-    let list = |key: &str| {
-        body.get(key)
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-    };
-    let messages = list("messages").filter_map(|message| {
+    let messages = items(body, "messages").filter_map(|message| {
         let content = message.get("content").unwrap_or(&Value::Null);
         match message.get("role").and_then(Value::as_str)? {
             "user" => Some(Message::User(user_text(content))),
@@ -24,13 +18,9 @@ pub(super) fn parse_request(body: &Value) -> ModelRequest {
             _ => None,
         }
     });
-    let tools = list("tools").filter_map(|tool| {
+    let tools = items(body, "tools").filter_map(|tool| {
         let function = tool.get("function")?;
-        Some(Tool {
-            group: None,
-            name: function.get("name")?.as_str()?.to_owned(),
-            input_kind: InputKind::Schema(function.get("parameters").cloned().unwrap_or_default()),
-        })
+        Tool::new(function, function.get("parameters").unwrap_or(&Value::Null))
     });
     ModelRequest {
         messages: messages.collect(),

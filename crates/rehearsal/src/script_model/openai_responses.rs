@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 
 use super::reply::{Reply, named_event};
-use super::request::{Message, ModelRequest, text_of, user_text};
+use super::request::{Message, ModelRequest, items, text_of, user_text};
 use super::tools::{Input, InputKind, Tool};
 
 /// Parses a request.
@@ -15,10 +15,9 @@ pub(super) fn parse_request(body: &Value) -> ModelRequest {
         Some(Value::Array(items)) => items.iter().filter_map(item).collect(),
         _ => Vec::new(),
     };
-    let tools = body.get("tools").and_then(Value::as_array);
     ModelRequest {
         messages,
-        tools: tools.into_iter().flatten().flat_map(parse_tools).collect(),
+        tools: items(body, "tools").flat_map(parse_tools).collect(),
         stream: body["stream"] == true,
         schema: body.pointer("/text/format/schema").cloned(),
         ..ModelRequest::default()
@@ -43,15 +42,11 @@ fn parse_tools(value: &Value) -> Vec<Tool> {
         return tool(value).into_iter().collect();
     }
     let group = value["name"].as_str().unwrap_or_default();
-    let inside = value["tools"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(tool)
-        .map(|tool| Tool {
-            group: Some(group.to_owned()),
-            ..tool
-        });
+    let inside = items(value, "tools").filter_map(tool);
+    let inside = inside.map(|tool| Tool {
+        group: Some(group.to_owned()),
+        ..tool
+    });
     inside.collect()
 }
 
@@ -71,34 +66,39 @@ fn tool(tool: &Value) -> Option<Tool> {
     })
 }
 
+fn part(text: &str) -> Value {
+    json!({ "type": "output_text", "text": text, "annotations": [] })
+}
+
 fn message(reply: &Reply, text: &str, status: &str) -> Value {
-    let part = json!({ "type": "output_text", "text": text, "annotations": [] });
+    let content = if status == "completed" {
+        json!([part(text)])
+    } else {
+        json!([])
+    };
     json!({
-        "type": "message",
-        "id": format!("msg_{}", reply.id),
-        "role": "assistant",
-        "status": status,
-        "content": if status == "completed" { json!([part]) } else { json!([]) },
+        "type": "message", "id": format!("msg_{}", reply.id), "role": "assistant",
+        "status": status, "content": content,
     })
 }
 
 fn call(reply: &Reply) -> Option<Value> {
     let call = reply.call.as_ref()?;
     let (id, call_id) = (format!("item_{}", reply.id), reply.call_id());
-    let mut written = match &call.input {
-        Input::Arguments(_) => json!({
-            "type": "function_call", "id": id, "call_id": call_id, "status": "completed",
-            "name": call.name, "arguments": call.arguments(),
-        }),
-        Input::Text(text) => json!({
-            "type": "custom_tool_call", "id": id, "call_id": call_id, "status": "completed",
-            "name": call.name, "input": text,
-        }),
-        Input::LocalShell(argv) => json!({
-            "type": "local_shell_call", "id": id, "call_id": call_id, "status": "completed",
-            "action": { "type": "exec", "command": argv, "env": {} },
-        }),
+    let mut written = json!({ "id": id, "call_id": call_id, "status": "completed" });
+    let (kind, key, value) = match &call.input {
+        Input::Arguments(_) => ("function_call", "arguments", json!(call.arguments())),
+        Input::Text(text) => ("custom_tool_call", "input", json!(text)),
+        Input::LocalShell(argv) => {
+            let action = json!({ "type": "exec", "command": argv, "env": {} });
+            ("local_shell_call", "action", action)
+        }
     };
+    written["type"] = json!(kind);
+    written[key] = value;
+    if key != "action" {
+        written["name"] = json!(call.name);
+    }
     if let Some(group) = &call.group {
         written["namespace"] = json!(group);
     }
@@ -141,13 +141,11 @@ pub(super) fn stream(reply: &Reply) -> Vec<String> {
         json!({ "type": "response.in_progress", "response": begun }),
     ];
     let id = format!("msg_{}", reply.id);
-    let place = |kind: &str, more: Value| {
+    let place = |kind: &str, key: &str, value: Value| {
         let mut event = json!({
             "type": kind, "item_id": id, "output_index": 0, "content_index": 0,
         });
-        if let (Some(event), Value::Object(more)) = (event.as_object_mut(), more) {
-            event.extend(more);
-        }
+        event[key] = value;
         event
     };
     for (index, item) in output(reply).into_iter().enumerate() {
@@ -161,24 +159,15 @@ pub(super) fn stream(reply: &Reply) -> Vec<String> {
             "type": "response.output_item.added", "output_index": index, "item": first,
         }));
         if is_text {
-            let part =
-                |text: &str| json!({ "type": "output_text", "text": text, "annotations": [] });
-            all.push(place(
-                "response.content_part.added",
-                json!({ "part": part("") }),
-            ));
-            for piece in reply.pieces() {
-                all.push(place(
-                    "response.output_text.delta",
-                    json!({ "delta": piece }),
-                ));
-            }
-            all.push(place(
-                "response.output_text.done",
-                json!({ "text": reply.text }),
-            ));
-            let done = json!({ "part": part(&reply.text) });
-            all.push(place("response.content_part.done", done));
+            all.push(place("response.content_part.added", "part", part("")));
+            let deltas = reply.pieces().into_iter();
+            all.extend(
+                deltas.map(|piece| place("response.output_text.delta", "delta", json!(piece))),
+            );
+            let text = json!(reply.text);
+            all.push(place("response.output_text.done", "text", text));
+            let part = part(&reply.text);
+            all.push(place("response.content_part.done", "part", part));
         } else if item["type"] == "function_call" {
             let id = &item["id"];
             all.push(json!({

@@ -88,6 +88,23 @@ impl ModelRequest {
     }
 }
 
+/// The items of a list; none if it is no list.
+pub(super) fn items<'v>(value: &'v Value, key: &str) -> impl Iterator<Item = &'v Value> {
+    let list = value.get(key).and_then(Value::as_array);
+    list.into_iter().flatten()
+}
+
+/// The messages of one content: its tool results, then the text of its other parts.
+pub(super) fn split_content<'v>(
+    results: impl Iterator<Item = &'v Value>,
+    texts: impl Iterator<Item = &'v Value>,
+) -> Vec<Message> {
+    let results = results.map(|result| Message::ToolResult(text_of(result)));
+    let text = user_text(&Value::Array(texts.cloned().collect()));
+    let text = (!text.is_empty()).then_some(Message::User(text));
+    results.chain(text).collect()
+}
+
 /// The text of a user's message. Of several parts, those that a person wrote.
 pub(super) fn user_text(content: &Value) -> String {
     let Value::Array(parts) = content else {

@@ -92,7 +92,7 @@ impl Server {
         if failed.len() > MAX_COUNTED_PROMPTS {
             failed.clear();
         }
-        let mut failures = answer.failures.iter().enumerate();
+        let mut failures = answer.turn.failures.iter().enumerate();
         let found = failures.find(|(at, failure)| {
             let Some(times) = failure.times else {
                 return true;
@@ -205,8 +205,8 @@ async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response
     };
     let answer = answer::build_answer(&endpoint, &body, bytes.len(), &server.scripts);
     drop((body, bytes));
-    tokio::time::sleep(answer.sleep).await;
-    for sign in &answer.signals {
+    tokio::time::sleep(answer.turn.sleep).await;
+    for sign in &answer.turn.signals {
         server.handle_signal(sign).await;
     }
     if let Some(failure) = server.next_failure(&answer) {
@@ -220,7 +220,7 @@ async fn handle(State(server): State<Arc<Server>>, request: Request) -> Response
     }
     server.log_request(&head.method, &path, StatusCode::OK, &answer.note);
     match answer.body {
-        _ if answer.hang => {
+        _ if answer.turn.hang => {
             tokio::time::sleep(LONGEST).await;
             refuse(&endpoint, StatusCode::GATEWAY_TIMEOUT, "the script hung")
         }

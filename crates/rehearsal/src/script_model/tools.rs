@@ -20,6 +20,25 @@ pub(super) struct Tool {
     pub(super) input_kind: InputKind,
 }
 
+impl Tool {
+    /// A tool with arguments; its name is a member of its description.
+    pub(super) fn new(described: &Value, schema: &Value) -> Option<Self> {
+        Some(Self {
+            group: None,
+            name: described.get("name")?.as_str()?.to_owned(),
+            input_kind: InputKind::Schema(schema.clone()),
+        })
+    }
+
+    fn call(&self, input: Input) -> ToolCall {
+        ToolCall {
+            group: self.group.clone(),
+            name: self.name.clone(),
+            input,
+        }
+    }
+}
+
 /// The kind of a tool's input.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum InputKind {
@@ -129,11 +148,7 @@ fn call_by_name(tools: &[Tool], wanted: &ToolRequest) -> Option<ToolCall> {
         InputKind::Schema(_) => Input::Arguments(Value::Object(wanted.arguments.clone())),
         InputKind::Text | InputKind::LocalShell => return None,
     };
-    Some(ToolCall {
-        group: tool.group.clone(),
-        name: tool.name.clone(),
-        input,
-    })
+    Some(tool.call(input))
 }
 
 fn by_name<'t>(tools: &'t [Tool], names: &[&str]) -> Option<&'t Tool> {
@@ -158,19 +173,17 @@ fn shell_call(tools: &[Tool], command: &str) -> Option<ToolCall> {
         InputKind::Text => Input::Text(command.to_owned()),
         InputKind::Schema(schema) => {
             let name = member(schema, COMMANDS)?;
-            let is_list = kind(schema, name) == Some("array");
-            let value = if is_list {
-                json!(argv())
-            } else {
-                json!(command)
+            let value = match kind(schema, name) {
+                Some("array") => json!(argv()),
+                _ => json!(command),
             };
             Input::Arguments(with_required(schema, &[(name, value)]))
         }
     };
+    let call = tool.call(input);
     Some(ToolCall {
         group: None,
-        name: tool.name.clone(),
-        input,
+        ..call
     })
 }
 
@@ -196,10 +209,10 @@ fn write_call(tools: &[Tool], path: &str, text: &str) -> Option<ToolCall> {
             Input::Arguments(with_required(schema, &given))
         }
     };
+    let call = tool.call(input);
     Some(ToolCall {
         group: None,
-        name: tool.name.clone(),
-        input,
+        ..call
     })
 }
 
@@ -218,14 +231,12 @@ fn kind<'s>(schema: &'s Value, name: &str) -> Option<&'s str> {
 
 /// The given arguments, and the smallest value of every other required one.
 fn with_required(schema: &Value, given: &[(&str, Value)]) -> Value {
-    let demanded = match minimal_value(schema, 3) {
+    let mut members = match minimal_value(schema, 3) {
         Value::Object(members) => members,
         _ => Map::new(),
     };
-    let mut members: Map<String, Value> = demanded;
-    for (name, value) in given {
-        members.insert((*name).to_owned(), value.clone());
-    }
+    let given = given.iter();
+    members.extend(given.map(|(name, value)| ((*name).to_owned(), value.clone())));
     Value::Object(members)
 }
 

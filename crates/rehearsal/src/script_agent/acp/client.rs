@@ -8,6 +8,7 @@ use super::request_id;
 use crate::script_agent::AgentDialect;
 use crate::script_agent::agent::{Agent, Closing, Halt};
 use crate::script_agent::step::ClientStep;
+use crate::script_agent::template::fields;
 
 /// The placeholder for the id of the terminal that was created last.
 const LAST_TERMINAL: &str = "$TERMINAL";
@@ -25,27 +26,24 @@ impl Agent {
         if self.settings.dialect != AgentDialect::Acp {
             return self.send_text("Only an ACP client does something for its agent.\n");
         }
-        match step {
-            ClientStep::Read { path } => {
-                let params = json!({"path": absolute(path)});
-                self.request_and_report("fs/read_text_file", params)?;
-            }
+        let (method, params) = match step {
+            ClientStep::Read { path } => ("fs/read_text_file", json!({"path": absolute(path)})),
             ClientStep::Write { path, content } => {
                 let params = json!({"path": absolute(path), "content": content});
-                self.request_and_report("fs/write_text_file", params)?;
+                ("fs/write_text_file", params)
             }
-            ClientStep::Run { argv } => self.client_run(argv)?,
+            ClientStep::Run { argv } => return self.client_run(argv),
             ClientStep::Tool {
                 tool,
                 arguments,
                 waits,
-            } => self.run_tool_step(tool, arguments, *waits)?,
+            } => return self.run_tool_step(tool, arguments, *waits),
             ClientStep::Raw { method, params } => {
                 let params = serde_json::from_str(params).unwrap_or(Value::Null);
-                self.request_and_report(method, params)?;
+                (method.as_str(), params)
             }
-        }
-        Ok(())
+        };
+        self.request_and_report(method, params).map(|_| ())
     }
 
     /// Runs a command to its end, and reports its output and exit.
@@ -54,15 +52,12 @@ impl Agent {
         if !self.request_and_report("terminal/create", params)? {
             return Ok(());
         }
-        for method in [
-            "terminal/wait_for_exit",
-            "terminal/output",
-            "terminal/release",
-        ] {
+        for method in ["wait_for_exit", "output", "release"] {
             if self.is_cancelled() {
                 return Ok(());
             }
-            self.request_and_report(method, json!({"terminalId": LAST_TERMINAL}))?;
+            let method = format!("terminal/{method}");
+            self.request_and_report(&method, json!({"terminalId": LAST_TERMINAL}))?;
         }
         Ok(())
     }
@@ -100,24 +95,13 @@ impl Agent {
         }
         let id = request_id(self.next_request());
         self.client_request = Some(ClientRequest { id, reply: None });
-        self.out.send(&ScriptedRequest {
-            jsonrpc: "2.0",
-            id,
-            method,
-            params,
-        })?;
+        self.send("request", fields![id, method, params])?;
         loop {
-            if let Some(reply) = self
-                .client_request
-                .as_mut()
-                .and_then(|wanted| wanted.reply.take())
-            {
+            let request = self.client_request.as_mut();
+            let reply = request.and_then(|request| request.reply.take());
+            if reply.is_some() || self.closing == Closing::Eof || self.is_cancelled() {
                 self.client_request = None;
-                return Ok(Some(reply));
-            }
-            if self.closing == Closing::Eof || self.is_cancelled() {
-                self.client_request = None;
-                return Ok(None);
+                return Ok(reply);
             }
             self.inbox.fill()?;
             self.handle_pending_lines()?;
@@ -147,13 +131,4 @@ fn absolute(path: &str) -> String {
     }
     let here = std::env::current_dir().unwrap_or_default();
     format!("{}/{path}", here.display())
-}
-
-/// A request with the parameters of the script.
-#[derive(Debug, serde::Serialize)]
-struct ScriptedRequest<'a> {
-    jsonrpc: &'static str,
-    id: u64,
-    method: &'a str,
-    params: Value,
 }

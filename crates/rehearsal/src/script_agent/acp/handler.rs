@@ -2,81 +2,44 @@
 //!
 //! Must not know verbs or tools, and must not wait.
 
-use std::io;
-
-use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::messages::{Failure, RpcError, Success};
 use super::request_id;
-use super::requests::{self, Frame, Params, PermissionChoice};
+use super::requests::{self, PermissionChoice};
+use super::sessions::session_not_found;
 use crate::script_agent::agent::{Agent, Halt, Permission};
 use crate::script_agent::claim::VersionClaim;
 use crate::script_agent::pipes::Line;
 use crate::script_agent::quirk::Quirk;
-use marshal_model::UntrustedText;
-use marshal_model::limits::LINE_BYTES;
+use crate::script_agent::rpc::{Frame, Params, Reply, RpcError, shorten};
+
+/// The agent's name and version.
+const NAME: &str = "marshal-script-agent";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The texts for the model when the client did not allow a call.
 const REJECTED: &str = "the user rejected this tool call";
 const WITHDRAWN: &str = "the client cancelled the permission request";
 const UNREADABLE: &str = "the client's answer to the permission request could not be read";
 
-/// Why a request gets no result now.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    Rpc(RpcError),
-    Halt(Halt),
-}
-
-impl From<RpcError> for Refusal {
-    fn from(fault: RpcError) -> Self {
-        Self::Rpc(fault)
-    }
-}
-
-impl From<Halt> for Refusal {
-    fn from(halt: Halt) -> Self {
-        Self::Halt(halt)
-    }
-}
-
-impl From<io::Error> for Refusal {
-    fn from(error: io::Error) -> Self {
-        Self::Halt(error.into())
-    }
-}
-
-/// The outcome of a request: a result now, or `None` until the turn ends.
-pub(super) type Reply = Result<Option<Value>, Refusal>;
-
 impl Agent {
     /// Handles one line.
     pub(crate) fn handle_acp_line(&mut self, line: Line) -> Result<(), Halt> {
-        let frame = match line {
-            Line::Whole(bytes) if self.take_client_reply(&bytes) => return Ok(()),
-            Line::Whole(bytes) => requests::parse_frame(&bytes),
-            Line::TooLong => Err(RpcError::parse(format!(
-                "a line is longer than {LINE_BYTES} bytes"
-            ))),
-        };
-        match frame {
-            Ok(Frame::Request { id, method, params }) => {
-                match self.handle_acp_request(&id, &method, &params) {
-                    Ok(Some(result)) => self.send_acp_reply(&Success::new(&id, result)),
-                    Ok(None) => Ok(()),
-                    Err(Refusal::Rpc(fault)) => self.send_acp_error(&id, &fault),
-                    Err(Refusal::Halt(halt)) => Err(halt),
-                }
+        if matches!(&line, Line::Whole(bytes) if self.take_client_reply(bytes)) {
+            return Ok(());
+        }
+        match self.read_frame(line)? {
+            Some(Frame::Request { id, method, params }) => {
+                let reply = self.handle_acp_request(&id, &method, &params);
+                self.send_reply(&id, &method, reply)
             }
-            Ok(Frame::Notification { method, params }) => {
+            Some(Frame::Notification { method, params }) => {
                 self.handle_acp_notification(&method, &params)
             }
-            Ok(Frame::Reply { id, result }) => self.handle_acp_reply(id.as_ref(), result.as_ref()),
-            Err(fault) => {
-                self.log_to_ledger("malformed", || json!({"message": fault.message}))?;
-                self.send_acp_error(&Value::Null, &fault)
+            Some(Frame::Reply { id, result }) => {
+                self.handle_acp_reply(id.as_ref(), result.as_ref())
             }
+            None => Ok(()),
         }
     }
 
@@ -95,7 +58,8 @@ impl Agent {
             _ => false,
         };
         if !known {
-            return Err(RpcError::method_not_found(method).into());
+            let data = json!({"method": method});
+            return Err(RpcError::new(-32601, "method not found", Some(data)).into());
         }
         if !self.is_initialized {
             return Err(RpcError::invalid_request("`initialize` comes first").into());
@@ -104,7 +68,7 @@ impl Agent {
             return self.handle_acp_login(params);
         }
         if self.settings.has(Quirk::Login) && !self.logged_in {
-            return Err(RpcError::auth_required().into());
+            return Err(RpcError::new(-32000, "Authentication required", None).into());
         }
         match method {
             "session/new" => self.handle_session_new(params),
@@ -136,13 +100,16 @@ impl Agent {
             VersionClaim::Value(value) => Some(value.clone()),
             VersionClaim::Echo => Some(version.into()),
             VersionClaim::AcpV2 if version == 0 => {
-                return Err(RpcError::unsupported_version().into());
+                let data = json!({"supported": [2]});
+                return Err(
+                    RpcError::new(-32022, "unsupported protocol version", Some(data)).into(),
+                );
             }
             VersionClaim::AcpV2 => {
                 self.is_initialized = true;
                 return Ok(Some(json!({
                     "protocolVersion": 2,
-                    "info": {"name": "marshal-script-agent", "version": env!("CARGO_PKG_VERSION")},
+                    "info": {"name": NAME, "version": VERSION},
                     "capabilities": {"session": {}},
                 })));
             }
@@ -164,22 +131,15 @@ impl Agent {
             {"id": "key", "name": "Key"},
             {"type": "terminal", "id": "setup", "name": "Set up", "args": ["--set-up"]},
         ]);
+        let files = has(Quirk::Embedded);
         let mut result = json!({
             "agentCapabilities": {
                 "loadSession": !has(Quirk::NoLoad),
-                "promptCapabilities": {
-                    "image": false,
-                    "audio": false,
-                    "embeddedContext": has(Quirk::Embedded),
-                },
+                "promptCapabilities": {"image": false, "audio": false, "embeddedContext": files},
                 "mcpCapabilities": {"http": false, "sse": false},
                 "sessionCapabilities": sessions,
             },
-            "agentInfo": {
-                "name": "marshal-script-agent",
-                "title": "Script agent",
-                "version": env!("CARGO_PKG_VERSION"),
-            },
+            "agentInfo": {"name": NAME, "title": "Script agent", "version": VERSION},
             "authMethods": if has(Quirk::Login) { logins } else { json!([]) },
         });
         if let Some(version) = version {
@@ -195,7 +155,9 @@ impl Agent {
             self.log_to_ledger("prompt", || json!({"text": text, "accepted": false}))?;
             return Err(RpcError::invalid_request("a turn is in flight").into());
         }
-        self.select_session(session)?;
+        if !self.select_open_session(session)? {
+            return Err(session_not_found(session, "the session is not open here").into());
+        }
         self.accept_prompt(text, Some(id.clone()))?;
         Ok(None)
     }
@@ -211,36 +173,25 @@ impl Agent {
 
     fn handle_acp_reply(&mut self, id: Option<&Value>, result: Option<&Value>) -> Result<(), Halt> {
         let chosen = requests::parse_choice(result);
+        let deny = |why: &str| Permission::Denied(why.to_owned());
         let answer = match chosen {
             PermissionChoice::Once | PermissionChoice::Always => Permission::Allowed,
-            PermissionChoice::Reject => Permission::Denied(REJECTED.to_owned()),
-            PermissionChoice::Cancelled => Permission::Denied(WITHDRAWN.to_owned()),
-            PermissionChoice::Invalid => Permission::Denied(UNREADABLE.to_owned()),
+            PermissionChoice::Reject => deny(REJECTED),
+            PermissionChoice::Cancelled => deny(WITHDRAWN),
+            PermissionChoice::Invalid => deny(UNREADABLE),
         };
-        let settled = self.settle_request(
-            |number| id.and_then(Value::as_u64) == Some(request_id(number)),
-            answer,
-        );
+        let answered = id.and_then(Value::as_u64);
+        let is_it = |number| answered == Some(request_id(number));
+        let settled = self.settle_request(is_it, answer);
         if !settled {
             let id = id.map_or_else(|| "none".to_owned(), Value::to_string);
             self.log(format_args!(
                 "no request is open with the id {}",
-                UntrustedText::new(id).escape_for_display(60)
+                shorten(id)
             ));
         } else if chosen == PermissionChoice::Always && !self.is_cancelled() {
             self.trust_tool()?;
         }
         Ok(())
-    }
-
-    /// Writes a reply now.
-    pub(super) fn send_acp_reply(&mut self, reply: &impl Serialize) -> Result<(), Halt> {
-        self.out.send(reply)?;
-        Ok(())
-    }
-
-    fn send_acp_error(&mut self, id: &Value, fault: &RpcError) -> Result<(), Halt> {
-        self.log(format_args!("refused: {}", fault.message));
-        self.send_acp_reply(&Failure::new(id, fault))
     }
 }

@@ -1,112 +1,24 @@
-//! The client's messages: one JSON-RPC 2.0 message a line.
+//! The parameters and the answers of the client.
 //!
-//! Owns the classification of a line and the reading of parameters. Must not know the handling of
-//! messages.
+//! Must not know the handling of messages.
 
 use std::path::PathBuf;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::messages::RpcError;
-use super::{ALWAYS, ONCE, REJECT};
-
-/// One message of the client.
-#[derive(Debug, PartialEq)]
-pub(in crate::script_agent) enum Frame {
-    Request {
-        id: Value,
-        method: String,
-        params: Params,
-    },
-    Notification {
-        method: String,
-        params: Params,
-    },
-    /// A reply. A reply without an id answers nothing.
-    Reply {
-        id: Option<Value>,
-        /// `None` for an error reply.
-        result: Option<Value>,
-    },
-}
-
-/// Parses a line without its newline. An error is answered without an id.
-pub(in crate::script_agent) fn parse_frame(line: &[u8]) -> Result<Frame, RpcError> {
-    let value: Value = serde_json::from_slice(line)
-        .map_err(|error| RpcError::parse(format!("no JSON: {error}")))?;
-    let Value::Object(mut message) = value else {
-        return Err(RpcError::invalid_request("a message is one JSON object"));
-    };
-    if message.get("jsonrpc") != Some(&Value::from("2.0")) {
-        return Err(RpcError::invalid_request("`jsonrpc` is \"2.0\""));
-    }
-    let id = message.remove("id");
-    match message.remove("method") {
-        Some(Value::String(method)) => {
-            let params = Params::from_value(message.remove("params"))?;
-            Ok(match id {
-                Some(id) => Frame::Request { id, method, params },
-                None => Frame::Notification { method, params },
-            })
-        }
-        Some(_) => Err(RpcError::invalid_request("`method` is a text")),
-        None if message.contains_key("result") || message.contains_key("error") => {
-            Ok(Frame::Reply {
-                id,
-                result: message.remove("result"),
-            })
-        }
-        None => Err(RpcError::invalid_request(
-            "a message has a `method`, a `result` or an `error`",
-        )),
-    }
-}
-
-/// The parameters of a request or a notification.
-#[derive(Debug, PartialEq)]
-pub(in crate::script_agent) struct Params(Map<String, Value>);
+use crate::script_agent::rpc::{Params, RpcError};
 
 impl Params {
-    fn from_value(value: Option<Value>) -> Result<Self, RpcError> {
-        match value {
-            None | Some(Value::Null) => Ok(Self(Map::new())),
-            Some(Value::Object(map)) => Ok(Self(map)),
-            Some(_) => Err(RpcError::invalid_request("`params` is an object")),
-        }
-    }
-
-    pub(in crate::script_agent) fn text(&self, key: &str) -> Result<&str, RpcError> {
-        self.optional_text(key)?
-            .ok_or_else(|| RpcError::invalid_params(format!("`{key}` is missing")))
-    }
-
-    /// A value of any type.
-    pub(in crate::script_agent) fn value(&self, key: &str) -> &Value {
-        self.0.get(key).unwrap_or(&Value::Null)
-    }
-
-    pub(in crate::script_agent) fn optional_text(
-        &self,
-        key: &str,
-    ) -> Result<Option<&str>, RpcError> {
-        match self.0.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err(RpcError::invalid_params(format!("`{key}` is a text"))),
-        }
-    }
-
     /// The version in `initialize`: a 16-bit number, as in the schema.
-    pub(in crate::script_agent) fn version(&self) -> Result<u16, RpcError> {
-        self.0
-            .get("protocolVersion")
-            .and_then(Value::as_u64)
+    pub(super) fn version(&self) -> Result<u16, RpcError> {
+        let version = self.value("protocolVersion").as_u64();
+        version
             .and_then(|version| u16::try_from(version).ok())
             .ok_or_else(|| RpcError::invalid_params("`protocolVersion` is a number up to 65535"))
     }
 
     /// The working directory of a session.
-    pub(in crate::script_agent) fn cwd(&self) -> Result<PathBuf, RpcError> {
+    pub(super) fn cwd(&self) -> Result<PathBuf, RpcError> {
         let cwd = PathBuf::from(self.text("cwd")?);
         if !cwd.is_absolute() {
             return Err(RpcError::invalid_params("`cwd` is an absolute path"));
@@ -115,46 +27,44 @@ impl Params {
     }
 
     /// The list of tool servers, which every new or loaded session must have.
-    pub(in crate::script_agent) fn servers(&self) -> Result<&[Value], RpcError> {
-        match self.0.get("mcpServers") {
-            Some(Value::Array(servers)) => Ok(servers),
+    pub(super) fn servers(&self) -> Result<&[Value], RpcError> {
+        match self.value("mcpServers") {
+            Value::Array(servers) => Ok(servers),
             _ => Err(RpcError::invalid_params("`mcpServers` is a list")),
         }
     }
 
     /// The text of a prompt: its text blocks, concatenated. Links are not read.
-    pub(in crate::script_agent) fn prompt(&self) -> Result<String, RpcError> {
-        let Some(Value::Array(blocks)) = self.0.get("prompt") else {
+    pub(super) fn prompt(&self) -> Result<String, RpcError> {
+        let Value::Array(blocks) = self.value("prompt") else {
             return Err(RpcError::invalid_params("`prompt` is a list"));
         };
         let mut lines = Vec::new();
         for block in blocks {
-            match block["type"].as_str() {
-                Some("text") => lines.push(
-                    block["text"]
-                        .as_str()
-                        .ok_or_else(|| RpcError::invalid_params("a text block has a `text`"))?,
-                ),
-                Some("resource_link") => {}
-                Some("resource") => lines.push(
-                    block["resource"]["text"]
-                        .as_str()
-                        .ok_or_else(|| RpcError::invalid_params("a resource has a `text` here"))?,
-                ),
+            let (text, why) = match block["type"].as_str() {
+                Some("text") => (&block["text"], "a text block has a `text`"),
+                Some("resource") => (&block["resource"]["text"], "a resource has a `text` here"),
+                Some("resource_link") => continue,
                 _ => {
-                    return Err(RpcError::invalid_params(
-                        "a prompt's blocks are `text`, `resource` and `resource_link`",
-                    ));
+                    let why = "a prompt's blocks are `text`, `resource` and `resource_link`";
+                    return Err(RpcError::invalid_params(why));
                 }
-            }
+            };
+            let text = text.as_str();
+            lines.push(text.ok_or_else(|| RpcError::invalid_params(why))?);
         }
         Ok(lines.join("\n"))
     }
 }
 
+/// The ids of the choices in a permission request.
+const ALWAYS: &str = "option-1";
+const REJECT: &str = "option-2";
+const ONCE: &str = "option-3";
+
 /// The client's choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::script_agent) enum PermissionChoice {
+pub(super) enum PermissionChoice {
     Once,
     Always,
     Reject,
@@ -165,7 +75,7 @@ pub(in crate::script_agent) enum PermissionChoice {
 }
 
 /// Parses the result of a permission request.
-pub(in crate::script_agent) fn parse_choice(result: Option<&Value>) -> PermissionChoice {
+pub(super) fn parse_choice(result: Option<&Value>) -> PermissionChoice {
     let Some(outcome) = result.and_then(|result| result.get("outcome")) else {
         return PermissionChoice::Invalid;
     };
@@ -184,60 +94,8 @@ mod tests {
 
     use super::*;
 
-    fn code(line: &str) -> i32 {
-        parse_frame(line.as_bytes()).unwrap_err().code
-    }
-
     fn params(value: Value) -> Params {
         Params::from_value(Some(value)).unwrap()
-    }
-
-    #[test]
-    fn a_line_is_a_request_a_notification_or_a_reply() {
-        for id in [json!(1), json!("a"), json!(null), json!(1.5)] {
-            let line = json!({"jsonrpc": "2.0", "id": id, "method": "m"}).to_string();
-            let Frame::Request { id: read, .. } = parse_frame(line.as_bytes()).unwrap() else {
-                panic!("{line}")
-            };
-            assert_eq!(read, id);
-        }
-        assert!(matches!(
-            parse_frame(br#"{"jsonrpc":"2.0","method":"m","params":null}"#),
-            Ok(Frame::Notification { .. })
-        ));
-        assert_eq!(
-            parse_frame(br#"{"jsonrpc":"2.0","id":0,"result":{}}"#),
-            Ok(Frame::Reply {
-                id: Some(0.into()),
-                result: Some(json!({}))
-            })
-        );
-        assert_eq!(
-            parse_frame(br#"{"jsonrpc":"2.0","error":{"code":1}}"#),
-            Ok(Frame::Reply {
-                id: None,
-                result: None
-            })
-        );
-    }
-
-    #[test]
-    fn everything_else_has_the_code_of_its_fault() {
-        for line in ["", "hello", "{\"jsonrpc\":\"2.0\"", "{} {}"] {
-            assert_eq!(code(line), -32700, "{line}");
-        }
-        for line in [
-            "[]",
-            "1",
-            "{}",
-            r#"{"method":"m"}"#,
-            r#"{"jsonrpc":"1.0","method":"m"}"#,
-            r#"{"jsonrpc":"2.0","id":1}"#,
-            r#"{"jsonrpc":"2.0","id":1,"method":2}"#,
-            r#"{"jsonrpc":"2.0","id":1,"method":"m","params":[1]}"#,
-        ] {
-            assert_eq!(code(line), -32600, "{line}");
-        }
     }
 
     #[test]

@@ -4,18 +4,14 @@
 
 use std::path::Path;
 
-use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 
-use super::handler::{Refusal, Reply};
-use super::kind;
-use super::messages::{
-    Block, Notification, RpcError, Status, Success, ToolCallUpdate, ToolContent, Update,
-};
-use super::requests::Params;
+use super::{kind, status};
 use crate::script_agent::agent::Agent;
 use crate::script_agent::memory::{Record, Session, SessionError};
 use crate::script_agent::quirk::Quirk;
+use crate::script_agent::rpc::{Params, Refusal, Reply, RpcError};
+use crate::script_agent::template::fields;
 use marshal_model::limits::{AGENT_SESSION_PAGE, AGENT_SESSIONS};
 
 impl Agent {
@@ -36,37 +32,33 @@ impl Agent {
     pub(super) fn handle_session_load(&mut self, id: &Value, params: &Params) -> Reply {
         self.tool_servers.set_servers(params.servers()?);
         let session = match self.load_session(params) {
-            Err(Refusal::Rpc(_)) if self.settings.has(Quirk::LenientLoad) => {
+            Err(Refusal::Error(_)) if self.settings.has(Quirk::LenientLoad) => {
                 return Ok(Some(json!({})));
             }
             session => session?,
         };
-        if self.settings.has(Quirk::LateReplay) {
-            return self.open_late(id, session, "load");
-        }
-        self.replay(&session)?;
-        self.open_session(session, "load")?;
-        Ok(Some(self.session_options()))
+        self.open_past(id, session, "load")
     }
 
     pub(super) fn handle_session_resume(&mut self, id: &Value, params: &Params) -> Reply {
         self.tool_servers
             .set_servers(params.servers().unwrap_or_default());
         let session = self.load_session(params)?;
-        if self.settings.has(Quirk::LateReplay) {
-            return self.open_late(id, session, "resume");
-        }
-        self.open_session(session, "resume")?;
-        Ok(Some(self.session_options()))
+        self.open_past(id, session, "resume")
     }
 
-    /// Opens a session of an earlier process and replays its history only after the reply.
-    fn open_late(&mut self, id: &Value, session: Session, how: &str) -> Reply {
+    /// Opens a session of an earlier process. With the quirk, its history comes after the reply.
+    fn open_past(&mut self, id: &Value, session: Session, how: &str) -> Reply {
+        let is_late = self.settings.has(Quirk::LateReplay);
         let result = self.session_options();
-        self.send_acp_reply(&Success::new(id, result))?;
-        self.replay(&session)?;
+        if is_late {
+            self.send("result", fields![id, result])?;
+        }
+        if is_late || how == "load" {
+            self.replay(&session)?;
+        }
         self.open_session(session, how)?;
-        Ok(None)
+        Ok((!is_late).then_some(result))
     }
 
     pub(super) fn handle_session_close(&mut self, params: &Params) -> Reply {
@@ -82,16 +74,14 @@ impl Agent {
             return json!({});
         }
         let choices = &self.choices;
-        let first = is_yolo && choices.mode == "ask";
+        let is_first = is_yolo && choices.mode == "ask";
+        let mode = if is_first { "yolo" } else { &choices.mode };
         json!({
-            "modes": {
-                "currentModeId": if first { "yolo" } else { choices.mode.as_str() },
-                "availableModes": [
-                    {"id": "ask", "name": "Ask"},
-                    {"id": "plan", "name": "Plan"},
-                    {"id": "yolo", "name": "Do"},
-                ],
-            },
+            "modes": {"currentModeId": mode, "availableModes": [
+                {"id": "ask", "name": "Ask"},
+                {"id": "plan", "name": "Plan"},
+                {"id": "yolo", "name": "Do"},
+            ]},
             "configOptions": [
                 {"id": "model", "name": "Model", "category": "model", "type": "select",
                     "currentValue": choices.model,
@@ -113,10 +103,8 @@ impl Agent {
     }
 
     pub(super) fn handle_set_option(&mut self, params: &Params) -> Reply {
-        let (id, value) = (
-            params.text("configId")?.to_owned(),
-            params.value("value").clone(),
-        );
+        let id = params.text("configId")?.to_owned();
+        let value = params.value("value").clone();
         match (id.as_str(), &value) {
             ("model", Value::String(model)) => self.choices.model.clone_from(model),
             ("fast", Value::Bool(fast)) => self.choices.fast = *fast,
@@ -145,11 +133,8 @@ impl Agent {
             .take(AGENT_SESSION_PAGE)
             .map(|session| {
                 let updated = jiff::Timestamp::try_from(session.updated);
-                json!({
-                    "sessionId": session.id,
-                    "cwd": session.cwd,
-                    "updatedAt": updated.ok().map(|at| at.to_string()),
-                })
+                let updated = updated.ok().map(|at| at.to_string());
+                json!({"sessionId": session.id, "cwd": session.cwd, "updatedAt": updated})
             })
             .collect();
         let mut result = json!({"sessions": sessions});
@@ -157,20 +142,6 @@ impl Agent {
             result["nextCursor"] = (from + AGENT_SESSION_PAGE).to_string().into();
         }
         Ok(Some(result))
-    }
-
-    /// Makes an open session the current one.
-    pub(super) fn select_session(&mut self, id: &str) -> Result<(), Refusal> {
-        if self.session.id != id {
-            let session = self
-                .others
-                .remove(id)
-                .ok_or_else(|| RpcError::session_not_found(id, "the session is not open here"))?;
-            self.enter_session(session);
-        }
-        // Tools resolve their paths from here.
-        std::env::set_current_dir(&self.session.cwd)?;
-        Ok(())
     }
 
     /// The session that a request names.
@@ -185,78 +156,44 @@ impl Agent {
         let mut session = self
             .memory
             .load(id)
-            .map_err(|why| RpcError::session_not_found(id, why.to_string()))?;
+            .map_err(|why| session_not_found(id, why.to_string()))?;
         session.cwd = cwd;
         Ok(session)
     }
 
-    /// Adds a session to the open ones, and to the ledger.
-    fn open_session(&mut self, session: Session, how: &str) -> Result<(), Refusal> {
-        let id = session.id.clone();
-        if self.session.id == id {
-            self.session = session;
-        } else if self.is_busy() {
-            self.others.insert(id.clone(), session);
-        } else {
-            self.others.remove(&id);
-            self.enter_session(session);
-        }
-        self.ledger.append("session", &id, || json!({"how": how}))?;
-        Ok(())
-    }
-
     /// Sends all stored records, in order.
     fn replay(&mut self, session: &Session) -> Result<(), Refusal> {
-        let fault = |why: SessionError| RpcError::session_not_found(&session.id, why.to_string());
+        let fault = |why: SessionError| session_not_found(&session.id, why.to_string());
         for record in session.records().map_err(fault)? {
-            match record.map_err(|error| fault(error.into()))? {
-                Record::Session { .. } => {}
+            let output = self.output();
+            let update = match record.map_err(|error| fault(error.into()))? {
+                Record::Session { .. } => continue,
                 // A turn without text.
-                Record::Answer { text, .. } if text.is_empty() => {}
-                Record::Prompt { text } => self.replay_update(
-                    session,
-                    Update::UserMessageChunk {
-                        content: Block::text(&text),
-                    },
-                )?,
-                Record::Answer { text, .. } => self.replay_update(
-                    session,
-                    Update::AgentMessageChunk {
-                        content: Block::text(&text),
-                    },
-                )?,
+                Record::Answer { text, .. } if text.is_empty() => continue,
+                Record::Prompt { text } => output.fill("user_text", fields![text])?,
+                Record::Answer { text, .. } => output.fill("text", fields![text])?,
                 Record::Tool {
                     id,
                     tool,
                     title,
                     input,
-                    output,
+                    output: text,
                     is_error,
-                } => {
-                    let input = to_raw_value(&input).map_err(std::io::Error::from)?;
-                    let call = ToolCallUpdate {
-                        name: Some(&tool),
-                        title: Some(&title),
-                        kind: Some(kind(&tool)),
-                        status: Some(Status::from_is_error(is_error)),
-                        content: vec![ToolContent::text(&output)],
-                        raw_input: Some(&input),
-                        ..ToolCallUpdate::id_only(&id)
-                    };
-                    self.replay_update(session, Update::ToolCall(call))?;
-                }
-            }
+                } => output.fill(
+                    "past_tool",
+                    fields![
+                        tool_id: id, title, tool, kind: kind(&tool), status: status(is_error),
+                        output: text, input,
+                    ],
+                )?,
+            };
+            self.send("update", fields![session: session.id, update])?;
         }
         Ok(())
     }
 
-    fn replay_update(&mut self, session: &Session, update: Update<'_>) -> Result<(), Refusal> {
-        self.send_acp_reply(&Notification::new(&session.id, update))?;
-        Ok(())
-    }
-
     fn check_capacity(&self) -> Result<(), RpcError> {
-        if self.others.len() < AGENT_SESSIONS {
+        if !self.is_full() {
             return Ok(());
         }
         let message = format!("{AGENT_SESSIONS} sessions are open: that is the most");
@@ -269,4 +206,9 @@ fn check_directory(cwd: &Path) -> Result<(), RpcError> {
         return Ok(());
     }
     Err(RpcError::invalid_params("`cwd` is not a directory"))
+}
+
+/// The error for a session that cannot be used.
+pub(super) fn session_not_found(id: &str, why: impl Into<String>) -> RpcError {
+    RpcError::new(-32002, why, Some(json!({"sessionId": id})))
 }

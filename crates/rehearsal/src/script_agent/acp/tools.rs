@@ -10,8 +10,10 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use serde_json::{Value, json};
 
+use super::status;
 use crate::script_agent::agent::{Agent, Closing, Halt};
 use crate::script_agent::pipes::{Inbox, Line};
+use crate::script_agent::template::fields;
 
 /// The requested version of MCP.
 const VERSION: &str = "2025-06-18";
@@ -49,29 +51,20 @@ impl ToolServers {
 
     fn start(&self, name: Option<&str>) -> Result<RunningServer, String> {
         let is_it = |of: &&Value| name.is_none_or(|name| of["name"] == name);
-        let given = self
-            .configured
-            .iter()
-            .find(is_it)
-            .ok_or_else(|| match name {
-                Some(name) => format!("no server {name} was handed over"),
-                None => "no server was handed over".to_owned(),
-            })?;
-        let program = given["command"].as_str();
+        let server = self.configured.iter().find(is_it);
+        let server = server.ok_or_else(|| {
+            let name = name.map_or_else(
+                || "no server".to_owned(),
+                |name| format!("no server {name}"),
+            );
+            format!("{name} was handed over")
+        })?;
+        let program = server["command"].as_str();
         let program = program.ok_or("the server is no program that can be started")?;
-        let texts = |of: &Value| -> Vec<String> {
-            let items = of.as_array().into_iter().flatten();
-            items
-                .filter_map(|of| of.as_str().map(str::to_owned))
-                .collect()
-        };
-        let env = given["env"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|of| Some((of["name"].as_str()?, of["value"].as_str()?)));
+        let list = |name: &str| server[name].as_array().into_iter().flatten();
+        let env = list("env").filter_map(|of| Some((of["name"].as_str()?, of["value"].as_str()?)));
         let mut child = Command::new(program)
-            .args(texts(&given["args"]))
+            .args(list("args").filter_map(Value::as_str))
             .envs(env)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -81,7 +74,7 @@ impl ToolServers {
             return Err("the server has no pipes".to_owned());
         };
         Ok(RunningServer {
-            name: given["name"].as_str().unwrap_or_default().to_owned(),
+            name: server["name"].as_str().unwrap_or_default().to_owned(),
             child,
             input,
             output: Inbox::new(File::from(OwnedFd::from(output))),
@@ -103,6 +96,14 @@ impl RunningServer {
         Ok(id)
     }
 
+    fn send_notification(&mut self, method: &str, params: Option<&Value>) -> io::Result<()> {
+        let mut message = json!({"jsonrpc": "2.0", "method": method});
+        if let Some(params) = params {
+            message["params"] = params.clone();
+        }
+        self.send(&message)
+    }
+
     /// The reply to that request, if it was read.
     fn take_reply(&mut self, id: u64) -> Option<Value> {
         while let Some(line) = self.output.next() {
@@ -118,14 +119,26 @@ impl RunningServer {
     }
 }
 
-/// The outcome of a call.
-enum CallOutcome {
-    /// The server's reply.
-    Reply(Value),
+/// Why a call has no result.
+#[derive(Debug)]
+enum CallError {
     /// The turn was cancelled, or the client disconnected.
     Cancelled,
     /// The server failed.
     Failed(String),
+    Halt(Halt),
+}
+
+impl<E: Into<Halt>> From<E> for CallError {
+    fn from(error: E) -> Self {
+        Self::Halt(error.into())
+    }
+}
+
+impl CallError {
+    fn failure(why: &impl ToString) -> Self {
+        Self::Failed(why.to_string())
+    }
 }
 
 impl Agent {
@@ -141,31 +154,51 @@ impl Agent {
             None => (None, tool),
         };
         let arguments = serde_json::from_str(arguments).unwrap_or(Value::Null);
-        let running = match self.connect_tool_server(server)? {
-            Ok(running) => running,
-            Err(why) => return self.send_text(&format!("mcp {tool} failed: {why}\n")),
+        let why = match self.connect_tool_server(server) {
+            Ok(mut running) => {
+                let ended = self.call_tool(&mut running, tool, &arguments, waits);
+                self.tool_servers.running = Some(running);
+                return ended;
+            }
+            Err(CallError::Halt(halt)) => return Err(halt),
+            Err(CallError::Cancelled) => "the turn was cancelled".to_owned(),
+            Err(CallError::Failed(why)) => why,
         };
+        self.send_text(&format!("mcp {tool} failed: {why}\n"))
+    }
+
+    fn call_tool(
+        &mut self,
+        running: &mut RunningServer,
+        tool: &str,
+        arguments: &Value,
+        waits: bool,
+    ) -> Result<(), Halt> {
         let id = self.next_call();
         self.send_tool_update(&json!({
-            "sessionUpdate": "tool_call",
-            "toolCallId": id,
-            "title": format!("mcp__{}__{tool}", running.name),
-            "kind": "other",
-            "status": "in_progress",
-            "rawInput": arguments,
+            "sessionUpdate": "tool_call", "toolCallId": id, "kind": "other", "status": "in_progress",
+            "title": format!("mcp__{}__{tool}", running.name), "rawInput": arguments,
         }))?;
-        let (running, came) = self.send_tool_call(running, tool, &arguments, waits)?;
-        self.tool_servers.running = Some(running);
-        let Some(came) = came else { return Ok(()) };
-        let (word, text) = match came {
-            CallOutcome::Cancelled => return Ok(()),
-            CallOutcome::Failed(why) => ("failed", why),
-            CallOutcome::Reply(reply) if reply.get("error").is_some() => {
+        let params = json!({"name": tool, "arguments": arguments});
+        let reply = match running.send_request("tools/call", &params) {
+            Ok(_) if !waits => return Ok(()),
+            Ok(number) => self.await_tool_reply(running, number),
+            Err(error) => Err(CallError::failure(&error)),
+        };
+        let (word, text) = match reply {
+            Err(CallError::Cancelled) => {
+                let params = json!({"requestId": running.requests});
+                let _ = running.send_notification("notifications/cancelled", Some(&params));
+                return Ok(());
+            }
+            Err(CallError::Halt(halt)) => return Err(halt),
+            Err(CallError::Failed(why)) => ("failed", why),
+            Ok(reply) if reply.get("error").is_some() => {
                 let error = &reply["error"];
                 let message = error["message"].as_str().unwrap_or_default();
                 ("refused", format!("{} {message}", error["code"]))
             }
-            CallOutcome::Reply(reply) => {
+            Ok(reply) => {
                 let result = &reply["result"];
                 let text = result["content"][0]["text"].as_str().unwrap_or_default();
                 let is_error = result["isError"] == true;
@@ -173,73 +206,33 @@ impl Agent {
             }
         };
         self.send_tool_update(&json!({
-            "sessionUpdate": "tool_call_update",
-            "toolCallId": id,
-            "status": if word == "ok" { "completed" } else { "failed" },
+            "sessionUpdate": "tool_call_update", "toolCallId": id, "status": status(word != "ok"),
             "content": [{"type": "content", "content": {"type": "text", "text": text}}],
         }))?;
         self.send_text(&format!("mcp {tool} {word} {text}\n"))
     }
 
-    fn send_tool_call(
-        &mut self,
-        mut running: RunningServer,
-        tool: &str,
-        arguments: &Value,
-        waits: bool,
-    ) -> Result<(RunningServer, Option<CallOutcome>), Halt> {
-        let params = json!({"name": tool, "arguments": arguments});
-        let id = match running.send_request("tools/call", &params) {
-            Ok(id) => id,
-            Err(error) => return Ok((running, Some(CallOutcome::Failed(error.to_string())))),
-        };
-        if !waits {
-            return Ok((running, None));
-        }
-        let came = self.await_tool_reply(&mut running, id)?;
-        if let CallOutcome::Cancelled = came {
-            let params = json!({"requestId": id});
-            let _ = running.send(
-                &json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}),
-            );
-        }
-        Ok((running, Some(came)))
-    }
-
     /// The server with that name, started and initialized.
-    fn connect_tool_server(
-        &mut self,
-        name: Option<&str>,
-    ) -> Result<Result<RunningServer, String>, Halt> {
+    fn connect_tool_server(&mut self, name: Option<&str>) -> Result<RunningServer, CallError> {
         if let Some(running) = self.tool_servers.running.take()
             && name.is_none_or(|name| name == running.name)
         {
-            return Ok(Ok(running));
+            return Ok(running);
         }
-        let mut running = match self.tool_servers.start(name) {
-            Ok(running) => running,
-            Err(why) => return Ok(Err(why)),
-        };
+        let mut running = self.tool_servers.start(name).map_err(CallError::Failed)?;
         let params = json!({
-            "protocolVersion": VERSION,
-            "capabilities": {},
+            "protocolVersion": VERSION, "capabilities": {},
             "clientInfo": {"name": "script-agent", "version": env!("CARGO_PKG_VERSION")},
         });
-        let id = match running.send_request("initialize", &params) {
-            Ok(id) => id,
-            Err(error) => return Ok(Err(error.to_string())),
-        };
-        match self.await_tool_reply(&mut running, id)? {
-            CallOutcome::Reply(reply) if reply.get("result").is_some() => {}
-            CallOutcome::Reply(reply) => return Ok(Err(reply["error"].to_string())),
-            CallOutcome::Cancelled => return Ok(Err("the turn was cancelled".to_owned())),
-            CallOutcome::Failed(why) => return Ok(Err(why)),
+        let id = running.send_request("initialize", &params);
+        let id = id.map_err(|error| CallError::failure(&error))?;
+        let reply = self.await_tool_reply(&mut running, id)?;
+        if reply.get("result").is_none() {
+            return Err(CallError::failure(&reply["error"]));
         }
-        let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-        Ok(running
-            .send(&ready)
-            .map(|()| running)
-            .map_err(|error| error.to_string()))
+        let ready = running.send_notification("notifications/initialized", None);
+        ready.map_err(|error| CallError::failure(&error))?;
+        Ok(running)
     }
 
     /// Waits for a reply, and handles the client's messages meanwhile.
@@ -247,21 +240,20 @@ impl Agent {
         &mut self,
         running: &mut RunningServer,
         id: u64,
-    ) -> Result<CallOutcome, Halt> {
+    ) -> Result<Value, CallError> {
         loop {
             if let Some(answer) = running.take_reply(id) {
-                return Ok(CallOutcome::Reply(answer));
+                return Ok(answer);
             }
             if running.output.is_at_end() {
-                return Ok(CallOutcome::Failed("the server ended".to_owned()));
+                return Err(CallError::failure(&"the server ended"));
             }
             self.handle_pending_lines()?;
             if self.closing == Closing::Eof || self.is_cancelled() {
-                return Ok(CallOutcome::Cancelled);
+                return Err(CallError::Cancelled);
             }
-            let woken = self
-                .inbox
-                .wait([Some(running.output.source().as_fd())], None)?;
+            let server = Some(running.output.source().as_fd());
+            let woken = self.inbox.wait([server], None)?;
             if woken.input {
                 self.inbox.fill()?;
             }
@@ -272,9 +264,6 @@ impl Agent {
     }
 
     fn send_tool_update(&mut self, update: &Value) -> Result<(), Halt> {
-        let params = json!({"sessionId": self.session.id, "update": update});
-        self.out
-            .send(&json!({"jsonrpc": "2.0", "method": "session/update", "params": params}))?;
-        Ok(())
+        self.send("update", fields![update])
     }
 }

@@ -61,6 +61,7 @@ impl ClaudeFlags {
     /// passed in.
     pub(super) fn check(&self, is_verbose: bool) -> Result<(), FlagError> {
         let is = |word: &Option<String>, wanted: &str| word.as_deref() == Some(wanted);
+        let tool = is(&self.permission_prompt_tool, "stdio");
         let musts = [
             ("--print", self.print),
             ("--input-format stream-json", is(&self.input_format, STREAM)),
@@ -69,26 +70,19 @@ impl ClaudeFlags {
                 is(&self.output_format, STREAM),
             ),
             ("--verbose", is_verbose),
-            (
-                "--permission-prompt-tool stdio",
-                is(&self.permission_prompt_tool, "stdio"),
-            ),
+            ("--permission-prompt-tool stdio", tool),
         ];
-        if let Some((word, _)) = musts.iter().find(|(_, is_said)| !is_said) {
+        if let Some((word, _)) = musts.iter().find(|(_, is_given)| !is_given) {
             return Err(FlagError::Missing(word));
         }
-        let servers = self.mcp_config.as_deref().map(|text| {
-            let config: Option<Value> = serde_json::from_str(text).ok();
-            config.is_some_and(|config| config["mcpServers"].is_object())
-        });
-        if servers == Some(false) {
+        let fits = |text: &Option<String>, check: fn(&Value) -> bool| {
+            let json = text.as_deref().map(serde_json::from_str);
+            json.is_none_or(|json| json.is_ok_and(|json| check(&json)))
+        };
+        if !fits(&self.mcp_config, |config| config["mcpServers"].is_object()) {
             return Err(FlagError::InvalidMcpConfig);
         }
-        let settings = self.settings.as_deref().map(|text| {
-            let settings: Option<Value> = serde_json::from_str(text).ok();
-            settings.is_some_and(|settings| settings.is_object())
-        });
-        if settings == Some(false) {
+        if !fits(&self.settings, Value::is_object) {
             return Err(FlagError::InvalidSettings);
         }
         Ok(())
@@ -96,20 +90,18 @@ impl ClaudeFlags {
 
     /// Checks that none is given, for the other protocols.
     pub(super) fn require_unset(&self) -> Result<(), FlagError> {
+        let tool = self.permission_prompt_tool.is_some();
         let given = [
             ("--print", self.print),
             ("--input-format", self.input_format.is_some()),
             ("--output-format", self.output_format.is_some()),
             ("--include-partial-messages", self.include_partial_messages),
-            (
-                "--permission-prompt-tool",
-                self.permission_prompt_tool.is_some(),
-            ),
+            ("--permission-prompt-tool", tool),
             ("--session-id", self.session_id.is_some()),
             ("--mcp-config", self.mcp_config.is_some()),
             ("--settings", self.settings.is_some()),
         ];
-        match given.iter().find(|(_, is_said)| *is_said) {
+        match given.iter().find(|(_, is_given)| *is_given) {
             Some((word, _)) => Err(FlagError::WrongDialect(word)),
             None => Ok(()),
         }

@@ -4,19 +4,20 @@
 
 use serde_json::{Value, json};
 
-use super::messages::{
-    self, ControlRequest, Decision, HookReply, Hooks, Inbound, PermissionReply, Reply,
-};
-use super::output::queue_lifecycle;
+use super::messages;
 use super::{MAX_PROMPT_IDS, MODES, Stage, hook_id, request_id};
 use crate::script_agent::agent::{Agent, Halt, Permission};
 use crate::script_agent::claim::VersionClaim;
+use crate::script_agent::form::text;
 use crate::script_agent::pipes::Line;
-use marshal_model::UntrustedText;
-use marshal_model::limits::LINE_BYTES;
+use crate::script_agent::rpc::{shorten, too_long};
+use crate::script_agent::template::fields;
 
 /// The texts for the model when the program itself does not run a tool.
 const HOOK_DENIED: &str = "the hook denied this tool call";
+
+/// The answer to a request, or its error.
+type Answer<'a> = Result<&'a Value, String>;
 
 impl Agent {
     /// Handles one line. A line that is no message ends the agent.
@@ -24,36 +25,33 @@ impl Agent {
         let line = match line {
             Line::Whole(bytes) => bytes,
             Line::TooLong => {
-                return self.fail_protocol(format!("a line is longer than {LINE_BYTES} bytes"));
+                return self.fail_protocol(too_long());
             }
         };
         let message = match messages::parse_message(&line) {
             Ok(message) => message,
             Err(why) => {
-                if let Some(id) = messages::request_id(&line) {
-                    self.send_claude_error(&id, &why)?;
+                let message = serde_json::from_slice::<Value>(&line).unwrap_or_default();
+                if let Some(id) = message["request_id"].as_str() {
+                    self.send_claude_error(id, &why)?;
                 }
                 return self.fail_protocol(why);
             }
         };
-        match message {
-            Inbound::ControlRequest {
-                request_id,
-                request,
-            } => self.handle_claude_control(&request_id, request),
+        match text(&message, "type") {
+            "control_request" => {
+                self.handle_claude_control(text(&message, "request_id"), &message["request"])
+            }
             _ if !self.is_initialized => self.fail_protocol("`initialize` comes first"),
-            Inbound::ControlResponse { response } => self.handle_claude_reply(response),
-            Inbound::User {
-                message,
-                parent_tool_use_id,
-                session_id,
-                uuid,
-            } => {
-                let is_ours = session_id.is_empty() || session_id == self.session.id;
-                if !is_ours || parent_tool_use_id.is_some_and(|id| !id.is_null()) {
+            "control_response" => self.handle_claude_reply(&message["response"]),
+            _ => {
+                let session = text(&message, "session_id");
+                let is_ours = session.is_empty() || session == self.session.id;
+                if !is_ours || !message["parent_tool_use_id"].is_null() {
                     return self.fail_protocol("a prompt is for another session, or for a tool");
                 }
-                self.handle_claude_prompt(message.text(), uuid)
+                let uuid = message["uuid"].as_str().map(str::to_owned);
+                self.handle_claude_prompt(messages::prompt_text(&message), uuid)
             }
         }
     }
@@ -62,16 +60,14 @@ impl Agent {
     fn handle_claude_prompt(&mut self, text: String, uuid: Option<String>) -> Result<(), Halt> {
         if let Some(uuid) = &uuid {
             if self.claude.prompts.contains(uuid) {
-                return self.fail_protocol(format!(
-                    "the prompt {} came before",
-                    UntrustedText::from(uuid.as_str()).escape_for_display(60)
-                ));
+                let shown = shorten(uuid.as_str());
+                return self.fail_protocol(format!("the prompt {shown} came before"));
             }
             if self.claude.prompts.len() >= MAX_PROMPT_IDS {
                 self.claude.prompts.pop_front();
             }
             self.claude.prompts.push_back(uuid.clone());
-            queue_lifecycle(&mut self.out, &json!(uuid), "queued")?;
+            self.output().queue_lifecycle(Some(uuid), "queued")?;
             self.out.flush()?;
         }
         if !self.is_busy() {
@@ -86,32 +82,33 @@ impl Agent {
         self.fail_protocol("too many prompts wait")
     }
 
-    fn handle_claude_control(&mut self, id: &str, wanted: ControlRequest) -> Result<(), Halt> {
-        match wanted {
-            ControlRequest::Initialize { .. } if self.is_initialized => {
+    fn handle_claude_control(&mut self, id: &str, request: &Value) -> Result<(), Halt> {
+        match text(request, "subtype") {
+            "initialize" if self.is_initialized => {
                 self.send_claude_error(id, "it is initialized already")?;
                 self.fail_protocol("`initialize` came twice")
             }
-            ControlRequest::Initialize { hooks } => self.handle_claude_initialize(id, hooks),
+            "initialize" => self.handle_claude_initialize(id, request),
             _ if !self.is_initialized => {
                 self.send_claude_error(id, "it is not initialized")?;
                 self.fail_protocol("`initialize` comes first")
             }
-            ControlRequest::SetPermissionMode { mode } => {
-                if !MODES.contains(&mode.as_str()) {
+            "set_permission_mode" => {
+                let mode = text(request, "mode");
+                if !MODES.contains(&mode) {
                     return self.send_claude_error(id, "there is no such mode");
                 }
                 self.log_to_ledger("set", || json!({"mode": mode}))?;
-                self.mode.clone_from(&mode);
+                mode.clone_into(&mut self.mode);
                 self.send_claude_reply(id, &json!({"mode": mode}))
             }
-            ControlRequest::SetModel { model } => {
-                let model = model.unwrap_or_else(|| "script".to_owned());
+            "set_model" => {
+                let model = request["model"].as_str().unwrap_or("script");
                 self.log_to_ledger("set", || json!({"model": model}))?;
-                self.model = model;
+                model.clone_into(&mut self.model);
                 self.send_claude_reply(id, &json!({}))
             }
-            ControlRequest::Interrupt {} => {
+            _ => {
                 self.cancel_turn("interrupt")?;
                 let waits = self.prompt_queue.to_json(&self.session.id);
                 let waits: Vec<&Value> = waits.iter().map(|prompt| &prompt["id"]).collect();
@@ -121,8 +118,8 @@ impl Agent {
     }
 
     /// Sends the version, before anything else.
-    fn handle_claude_initialize(&mut self, id: &str, hooks: Option<Hooks>) -> Result<(), Halt> {
-        let hook = match hooks.map_or(Ok(None), Hooks::tool_hook) {
+    fn handle_claude_initialize(&mut self, id: &str, request: &Value) -> Result<(), Halt> {
+        let hook = match messages::tool_hook(request) {
             Ok(hook) => hook,
             Err(why) => {
                 self.send_claude_error(id, why)?;
@@ -137,11 +134,8 @@ impl Agent {
         self.claude.hook = hook;
         self.claude.version = self.settings.claim.as_release();
         let mut reply = json!({
-            "pid": std::process::id(),
-            "commands": [],
-            "current_permission_mode": self.mode,
-            "hooks_applied": has_hook,
-            "session_state": "idle",
+            "pid": std::process::id(), "commands": [], "session_state": "idle",
+            "current_permission_mode": self.mode, "hooks_applied": has_hook,
         });
         if let Some(version) = &self.claude.version {
             reply["claude_code_version"] = version.clone();
@@ -153,8 +147,7 @@ impl Agent {
     /// apply.
     pub(crate) fn request_claude_permission(&mut self, number: u64) -> Result<(), Halt> {
         if self.claude.hook.is_some() {
-            self.claude.queue_hook_request(&mut self.out, number)?;
-            return Ok(());
+            return Ok(self.output().queue_host_request(number, Stage::Hook, "")?);
         }
         self.apply_builtin_rules(number)
     }
@@ -163,16 +156,15 @@ impl Agent {
     fn apply_builtin_rules(&mut self, number: u64) -> Result<(), Halt> {
         let request = self.claude.requests.get(&number);
         if request.is_some_and(|request| request.only_reads) {
-            self.claude.requests.remove(&number);
-            self.settle_request(|open| open == number, Permission::Allowed);
+            self.settle_claude_request(number, Permission::Allowed);
             return Ok(());
         }
         self.ask_claude_host(number, "")
     }
 
     fn ask_claude_host(&mut self, number: u64, reason: &str) -> Result<(), Halt> {
-        self.claude
-            .queue_host_request(&mut self.out, number, reason)?;
+        let mut output = self.output();
+        output.queue_host_request(number, Stage::Host, reason)?;
         if self.script_state.withdraws_next {
             self.withdraw_request(number)?;
         }
@@ -180,68 +172,39 @@ impl Agent {
         Ok(())
     }
 
-    fn handle_claude_reply(&mut self, reply: Reply) -> Result<(), Halt> {
-        let (id, answer) = match reply {
-            Reply::Success {
-                request_id,
-                response,
-            } => (request_id, Ok(response)),
-            Reply::Error { request_id, error } => (request_id, Err(error)),
+    fn handle_claude_reply(&mut self, reply: &Value) -> Result<(), Halt> {
+        let id = text(reply, "request_id");
+        let answer = match reply["error"].as_str() {
+            Some(error) => Err(error.to_owned()),
+            None => Ok(&reply["response"]),
         };
         let number = id.get(2..).and_then(|number| number.parse::<u64>().ok());
-        let is_hook = number.is_some_and(|number| id == hook_id(number));
-        let is_host = number.is_some_and(|number| id == request_id(number));
-        let request = number
-            .filter(|_| is_hook || is_host)
-            .and_then(|number| Some((number, self.claude.requests.get(&number)?)));
-        let Some((number, at)) = request.map(|(number, request)| (number, request.at)) else {
-            return self.handle_claude_stray_reply(&id);
-        };
-        match at {
-            Stage::Withdrawn => {
+        let number = number.unwrap_or_default();
+        let (is_hook, is_host) = (id == hook_id(number), id == request_id(number));
+        let request = self.claude.requests.get(&number);
+        match request.map(|request| request.at) {
+            Some(Stage::Withdrawn) if is_hook || is_host => {
                 self.claude.requests.remove(&number);
                 self.log(format_args!("an answer to a withdrawn request"));
                 Ok(())
             }
-            Stage::Hook if is_hook => self.handle_claude_hook_reply(number, answer),
-            Stage::Host if is_host => self.handle_claude_permission_reply(number, answer),
-            Stage::Hook | Stage::Host => self.handle_claude_stray_reply(&id),
+            Some(Stage::Hook) if is_hook => self.handle_claude_hook_reply(number, answer),
+            Some(Stage::Host) if is_host => self.handle_claude_permission_reply(number, answer),
+            _ => self.handle_stray_reply(id),
         }
-    }
-
-    /// An answer to no open request: a protocol error, unless the script wrote the request itself.
-    fn handle_claude_stray_reply(&mut self, id: &str) -> Result<(), Halt> {
-        let shown = UntrustedText::from(id).escape_for_display(60);
-        if self.script_state.wrote_raw_lines {
-            self.log(format_args!("no request is open with the id {shown}"));
-            return Ok(());
-        }
-        self.fail_protocol(format!("no request is open with the id {shown}"))
     }
 
     /// Handles the hook's decision.
-    fn handle_claude_hook_reply(
-        &mut self,
-        number: u64,
-        answer: Result<Value, String>,
-    ) -> Result<(), Halt> {
-        let answer = answer.and_then(|answer| {
-            let hook_reply: HookReply =
-                serde_json::from_value(answer).map_err(|error| error.to_string())?;
-            hook_reply.decision().map_err(str::to_owned)
-        });
-        let permission = match answer {
+    fn handle_claude_hook_reply(&mut self, number: u64, answer: Answer<'_>) -> Result<(), Halt> {
+        let permission = match answer.and_then(messages::hook_decision) {
             Err(why) => return self.fail_protocol(format!("the hook's answer: {why}")),
             Ok(None) => return self.apply_builtin_rules(number),
-            Ok(Some((Decision::Ask, reason))) => return self.ask_claude_host(number, &reason),
-            Ok(Some((Decision::Allow, _))) => Permission::Allowed,
-            Ok(Some((Decision::Deny, reason))) if reason.is_empty() => {
-                Permission::Denied(HOOK_DENIED.to_owned())
-            }
-            Ok(Some((Decision::Deny, reason))) => Permission::Denied(reason),
+            Ok(Some(("ask", reason))) => return self.ask_claude_host(number, reason),
+            Ok(Some(("allow", _))) => Permission::Allowed,
+            Ok(Some((_, ""))) => Permission::Denied(HOOK_DENIED.to_owned()),
+            Ok(Some((_, reason))) => Permission::Denied(reason.to_owned()),
         };
-        self.claude.requests.remove(&number);
-        self.settle_request(|open| open == number, permission);
+        self.settle_claude_request(number, permission);
         Ok(())
     }
 
@@ -249,41 +212,38 @@ impl Agent {
     fn handle_claude_permission_reply(
         &mut self,
         number: u64,
-        answer: Result<Value, String>,
+        answer: Answer<'_>,
     ) -> Result<(), Halt> {
-        let answer = answer.and_then(|answer| {
-            serde_json::from_value::<PermissionReply>(answer).map_err(|error| error.to_string())
-        });
-        let request = self.claude.requests.remove(&number);
-        let permission = match answer {
+        let request = self.claude.requests.get(&number);
+        let checked = answer.and_then(|answer| Ok((messages::check_answer(answer)?, answer)));
+        let permission = match checked {
             Err(why) => return self.fail_protocol(format!("the answer to a request: {why}")),
-            Ok(PermissionReply::Allow { input }) => {
-                if request.is_none_or(|request| request.input != input) {
+            Ok((true, answer)) => {
+                if request.is_none_or(|request| request.input != answer["updatedInput"]) {
                     return self.fail_protocol("another input was allowed than was asked about");
                 }
                 Permission::Allowed
             }
-            Ok(PermissionReply::Deny { message }) if message.is_empty() => {
-                return self.fail_protocol("a call was denied without a reason");
-            }
-            Ok(PermissionReply::Deny { message }) => Permission::Denied(message),
+            Ok((false, answer)) => match text(answer, "message") {
+                "" => return self.fail_protocol("a call was denied without a reason"),
+                reason => Permission::Denied(reason.to_owned()),
+            },
         };
-        self.settle_request(|open| open == number, permission);
+        self.settle_claude_request(number, permission);
         Ok(())
     }
 
+    fn settle_claude_request(&mut self, number: u64, permission: Permission) {
+        self.claude.requests.remove(&number);
+        self.settle_request(|open| open == number, permission);
+    }
+
     fn send_claude_reply(&mut self, id: &str, response: &Value) -> Result<(), Halt> {
-        let inner = json!({"subtype": "success", "request_id": id, "response": response});
-        self.out
-            .send(&json!({"type": "control_response", "response": inner}))?;
-        Ok(())
+        self.send("success", fields![id, response])
     }
 
     fn send_claude_error(&mut self, id: &str, why: &str) -> Result<(), Halt> {
         self.log(format_args!("refused: {why}"));
-        let inner = json!({"subtype": "error", "request_id": id, "error": why});
-        self.out
-            .send(&json!({"type": "control_response", "response": inner}))?;
-        Ok(())
+        self.send("failure", fields![id, why])
     }
 }

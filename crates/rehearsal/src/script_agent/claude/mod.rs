@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use super::AgentDialect;
 use super::pipes::Outbox;
 use super::step::ToolCall;
+use super::template::{Fields, fields};
 pub use flags::ClaudeFlags;
 pub(super) use flags::FlagError;
 pub(super) use flags::check_new_session_id;
@@ -33,15 +34,6 @@ pub(super) const MODES: [&str; 6] = [
     "dontAsk",
     "bypassPermissions",
     "default",
-];
-
-/// Lines that are no messages of the protocol, one of each kind.
-pub(super) const GARBAGE: [&[u8]; 5] = [
-    b"this is not JSON\n",
-    b"\xff\xfe\x80 this is not UTF-8\n",
-    b"{\"type\":\"stream_event\",\"event\n",
-    b"[1,2,3]\n",
-    b"{\"type\":\"no_such_message\",\"session_id\":\"s-0\"}\n",
 ];
 
 /// The maximum number of remembered open requests; beyond it, the oldest is forgotten.
@@ -118,15 +110,12 @@ fn hook_id(number: u64) -> String {
 
 /// Reports that the session does not exist, as the program does before it ends.
 pub(super) fn report_missing_session(out: &mut Outbox, id: &str) -> io::Result<()> {
-    out.send(&json!({
-        "type": "result",
-        "subtype": "error_during_execution",
-        "is_error": true,
-        "num_turns": 0,
-        "session_id": id,
-        "total_cost_usd": 0,
-        "errors": [format!("No conversation found with session ID: {id}")],
-    }))
+    let why = format!("No conversation found with session ID: {id}");
+    let fields: Fields = fields![session: id, why];
+    let message = AgentDialect::Claude
+        .templates()
+        .fill("no_session", fields, &[])?;
+    out.send(&message)
 }
 
 /// A call with the program's own names.

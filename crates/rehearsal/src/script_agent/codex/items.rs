@@ -19,26 +19,17 @@ pub(super) fn started_item(id: &str, call: &ToolCall) -> Value {
         ToolCall::WriteFile { path, content } => {
             let (kind, diff) = file_change(path, content);
             json!({
-                "type": "fileChange",
-                "id": id,
+                "type": "fileChange", "id": id, "status": "inProgress",
                 "changes": [{"path": cwd.join(path), "kind": {"type": kind}, "diff": diff}],
-                "status": "inProgress",
             })
         }
         other => {
             let command = other.title();
             json!({
-                "type": "commandExecution",
-                "id": id,
-                "command": shell_command(&command),
-                "cwd": cwd,
-                "processId": null,
-                "source": "agent",
-                "status": "inProgress",
+                "type": "commandExecution", "id": id, "status": "inProgress",
+                "command": shell_command(&command), "cwd": cwd, "source": "agent",
                 "commandActions": [{"type": "unknown", "command": command}],
-                "aggregatedOutput": null,
-                "exitCode": null,
-                "durationMs": null,
+                "processId": null, "aggregatedOutput": null, "exitCode": null, "durationMs": null,
             })
         }
     }

@@ -20,15 +20,6 @@ use super::step::ToolCall;
 /// The default version claim.
 pub(super) const VERSION: &str = "0.169.0";
 
-/// Lines that are no messages of the protocol, one of each kind.
-pub(super) const GARBAGE: [&[u8]; 5] = [
-    b"this is not JSON\n",
-    b"\xff\xfe\x80 this is not UTF-8\n",
-    b"{\"method\":\"item/agentMess\n",
-    b"[1,2,3]\n",
-    b"{\"method\":\"no/such_message\",\"params\":{}}\n",
-];
-
 /// The maximum number of remembered open requests; beyond it, the oldest is forgotten.
 const MAX_OPEN_REQUESTS: usize = 4096;
 

@@ -7,161 +7,136 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::VERSION;
-use super::handler::{Refusal, Reply, parse_params};
-use super::messages::{ApprovalPolicy, Input, Interrupt, ThreadParams, TurnStart};
-use super::output::{now_ms, turn_json};
+use super::handler::fatal;
+use super::messages::has_valid_servers;
+use super::output::now_ms;
 use crate::script_agent::agent::{Agent, Halt};
+use crate::script_agent::form::text;
 use crate::script_agent::memory::Session;
-use marshal_model::UntrustedText;
+use crate::script_agent::rpc::{Refusal, Reply, RpcError, shorten};
+use crate::script_agent::template::{Fields, fields};
 use marshal_model::limits::AGENT_SESSIONS;
 
 /// The name of the models' provider.
 const PROVIDER: &str = "script";
 
 impl Agent {
-    pub(super) fn handle_thread_start(&mut self, params: Value) -> Reply {
-        let wanted: ThreadParams = parse_params(params)?;
-        if wanted.thread_id.is_some() || wanted.exclude_turns.is_some() {
-            return Err(Refusal::Fatal("a new thread has no past".to_owned()));
+    pub(super) fn handle_thread_start(&mut self, params: &Value) -> Reply {
+        if !params["threadId"].is_null() || !params["excludeTurns"].is_null() {
+            return fatal("a new thread has no past");
         }
-        let cwd = self.check_thread(&wanted)?;
-        let session = self.begin_session(cwd.into());
-        self.open_thread(session, &wanted, "new")
+        self.check_thread(params)?;
+        let session = self.begin_session(text(params, "cwd").into());
+        self.open_thread(session, params, "new")
     }
 
     /// Resumes a stored thread of an earlier process.
-    pub(super) fn handle_thread_resume(&mut self, params: Value) -> Reply {
-        let wanted: ThreadParams = parse_params(params)?;
-        let Some(id) = wanted.thread_id.clone() else {
-            return Err(Refusal::Fatal("`threadId` is missing".to_owned()));
-        };
-        if wanted.exclude_turns != Some(true) {
-            return Err(Refusal::Fatal(
-                "a thread's past is not told here: `excludeTurns` is true".to_owned(),
-            ));
+    pub(super) fn handle_thread_resume(&mut self, params: &Value) -> Reply {
+        let id = text(params, "threadId");
+        if params["excludeTurns"] != true {
+            return fatal("a thread's past is not told here: `excludeTurns` is true");
         }
-        let cwd = self.check_thread(&wanted)?;
-        if self.is_open(&id) {
-            return Err(Refusal::Fatal("the thread is open".to_owned()));
+        self.check_thread(params)?;
+        if self.is_open(id) {
+            return fatal("the thread is open");
         }
-        let mut session = self.memory.load(&id).map_err(|why| {
-            let id = UntrustedText::new(id).escape_for_display(60);
-            Refusal::Rejected(format!("no rollout found for thread id {id}: {why}"))
+        let mut session = self.memory.load(id).map_err(|why| {
+            let id = shorten(id);
+            RpcError::invalid_request(format!("no rollout found for thread id {id}: {why}"))
         })?;
-        session.cwd = cwd.into();
-        self.open_thread(session, &wanted, "load")
+        session.cwd = text(params, "cwd").into();
+        self.open_thread(session, params, "load")
     }
 
-    /// The directory of a new thread, if another thread may be opened.
-    fn check_thread(&self, wanted: &ThreadParams) -> Result<String, Refusal> {
-        if self.others.len() >= AGENT_SESSIONS {
+    /// Checks that another thread may be opened, and that its parameters are right.
+    fn check_thread(&self, params: &Value) -> Result<(), Refusal> {
+        if self.is_full() {
             let most = format!("{AGENT_SESSIONS} threads are open: that is the most");
-            return Err(Refusal::Rejected(most));
+            return Err(RpcError::invalid_request(most).into());
         }
-        if !wanted.config.is_valid() {
-            let why = "a tool server is a program with its arguments, or an address";
-            return Err(Refusal::Fatal(why.to_owned()));
+        if !has_valid_servers(params) {
+            return fatal("a tool server is a program with its arguments, or an address");
         }
-        let cwd = Path::new(&wanted.cwd);
+        let cwd = Path::new(text(params, "cwd"));
         if !cwd.is_absolute() || !cwd.is_dir() {
-            return Err(Refusal::Fatal("`cwd` is an absolute directory".to_owned()));
+            return fatal("`cwd` is an absolute directory");
         }
-        Ok(wanted.cwd.clone())
+        Ok(())
     }
 
     /// Adds a thread to the open ones, and to the ledger.
-    fn open_thread(&mut self, session: Session, wanted: &ThreadParams, how: &str) -> Reply {
+    fn open_thread(&mut self, session: Session, params: &Value, how: &str) -> Reply {
         let id = session.id.clone();
-        if let Some(model) = &wanted.model {
-            self.model.clone_from(model);
+        if let Some(model) = params["model"].as_str() {
+            model.clone_into(&mut self.model);
         }
-        if self.is_busy() {
-            self.others.insert(id.clone(), session);
-        } else {
-            self.enter_session(session);
-        }
-        self.ledger.append("session", &id, || json!({"how": how}))?;
+        self.open_session(session, how)?;
         let now = now_ms() / 1000;
         let thread = json!({
-            "id": id,
-            "sessionId": id,
-            "cwd": wanted.cwd,
-            "preview": "",
-            "ephemeral": !self.memory.is_enabled(),
-            "modelProvider": PROVIDER,
-            "projectId": null,
-            "cliVersion": VERSION,
-            "source": "appServer",
-            "createdAt": now,
-            "updatedAt": now,
-            "status": {"type": "idle"},
-            "turns": [],
+            "id": id, "sessionId": id, "cwd": params["cwd"], "preview": "",
+            "ephemeral": !self.memory.is_enabled(), "modelProvider": PROVIDER, "projectId": null,
+            "cliVersion": VERSION, "source": "appServer", "createdAt": now, "updatedAt": now,
+            "status": {"type": "idle"}, "turns": [],
         });
-        let reply = json!({"thread": thread});
-        self.codex
-            .queue_notification(&mut self.out, "thread/started", reply)?;
-        Ok(json!({
-            "thread": thread,
-            "model": self.model,
-            "modelProvider": PROVIDER,
-            "cwd": wanted.cwd,
-            "approvalPolicy": wanted.approval_policy,
-            "approvalsReviewer": wanted.approvals_reviewer,
-            "sandbox": {"type": wanted.sandbox.as_str()},
-        }))
+        self.output().notify("thread/started", fields![thread])?;
+        let sandbox = match text(params, "sandbox") {
+            "read-only" => "readOnly",
+            "workspace-write" => "workspaceWrite",
+            _ => "dangerFullAccess",
+        };
+        Ok(Some(json!({
+            "thread": thread, "model": self.model, "modelProvider": PROVIDER, "cwd": params["cwd"],
+            "approvalPolicy": params["approvalPolicy"],
+            "approvalsReviewer": params["approvalsReviewer"],
+            "sandbox": {"type": sandbox},
+        })))
     }
 
     /// The reply contains the turn's id and precedes the turn.
-    pub(super) fn handle_turn_start(&mut self, id: &Value, params: Value) -> Reply {
-        let wanted: TurnStart = parse_params(params)?;
-        if wanted.approval_policy == ApprovalPolicy::Never {
-            return Err(Refusal::Fatal("a turn that never asks".to_owned()));
+    pub(super) fn handle_turn_start(&mut self, id: &Value, params: &Value) -> Reply {
+        if params["approvalPolicy"] == "never" {
+            return fatal("a turn that never asks");
         }
-        if !self.is_open(&wanted.thread_id) {
-            return Err(Refusal::Fatal("the thread is not open".to_owned()));
+        let thread = text(params, "threadId");
+        if !self.is_open(thread) {
+            return fatal("the thread is not open");
         }
-        let texts = wanted.input.into_iter().map(|Input::Text { text }| text);
-        let texts: Vec<String> = texts.collect();
+        let input = params["input"].as_array().into_iter().flatten();
+        let texts: Vec<&str> = input.map(|part| text(part, "text")).collect();
         if texts.is_empty() {
-            return Err(Refusal::Fatal("`input` is empty".to_owned()));
+            return fatal("`input` is empty");
         }
-        let text = texts.join("\n");
+        let prompt = texts.join("\n");
         if self.is_busy() {
-            self.log_to_ledger("prompt", || json!({"text": text, "accepted": false}))?;
-            return Err(Refusal::Rejected("a turn is in progress".to_owned()));
+            self.log_to_ledger("prompt", || json!({"text": prompt, "accepted": false}))?;
+            return Err(RpcError::invalid_request("a turn is in progress").into());
         }
-        self.select_open_session(&wanted.thread_id)?;
+        self.select_open_session(thread)?;
         let name = self.next_turn();
-        self.accept_prompt(text, Some(name.clone().into()))?;
-        let result = json!({"turn": turn_json(&name, "inProgress")});
-        self.out.send(&json!({"id": id, "result": result}))?;
-        Ok(Value::Null)
+        self.accept_prompt(prompt, Some(name.clone().into()))?;
+        let fields: Fields = fields![turn: name, status: "inProgress"];
+        let turn = self.output().fill("turn", fields)?;
+        self.send("result", fields![id, result: json!({"turn": turn})])?;
+        Ok(None)
     }
 
     /// Interrupts a turn. A turn that has not begun or has ended is unknown.
-    pub(super) fn handle_turn_interrupt(&mut self, params: Value) -> Reply {
-        let wanted: Interrupt = parse_params(params)?;
-        if !self.is_open(&wanted.thread_id) {
-            return Err(Refusal::Fatal("the thread is not open".to_owned()));
+    pub(super) fn handle_turn_interrupt(&mut self, params: &Value) -> Reply {
+        let thread = text(params, "threadId");
+        if !self.is_open(thread) {
+            return fatal("the thread is not open");
         }
-        let is_it = self.session.id == wanted.thread_id;
+        let is_it = self.session.id == thread;
         let running = self.turn.as_ref().filter(|_| is_it);
-        if running.is_none_or(|turn| turn.id != wanted.turn_id) {
-            return Err(Refusal::Rejected("no active turn to interrupt".to_owned()));
+        if running.is_none_or(|turn| turn.id != text(params, "turnId")) {
+            return Err(RpcError::invalid_request("no active turn to interrupt").into());
         }
         self.cancel_turn("interrupt")?;
-        Ok(json!({}))
-    }
-
-    /// Whether a session is open.
-    fn is_open(&self, id: &str) -> bool {
-        !id.is_empty() && (self.session.id == id || self.others.contains_key(id))
+        Ok(Some(json!({})))
     }
 
     /// Sends the prompt of the beginning turn as the turn's first item.
     pub(crate) fn queue_codex_prompt(&mut self, text: &str) -> Result<(), Halt> {
-        let to = self.output_context();
-        to.codex.queue_prompt(to.out, &to.event_context, text)?;
-        Ok(())
+        Ok(self.output().queue_prompt(text)?)
     }
 }

@@ -2,42 +2,41 @@
 //!
 //! Must not know verbs or tools, and must not wait.
 
-use std::io;
-
 use serde_json::{Value, json};
 
-use super::event_json;
-use crate::script_agent::acp::messages::{Failure, RpcError, Success};
-use crate::script_agent::acp::requests::{self, Frame, Params};
 use crate::script_agent::agent::{Agent, Halt};
 use crate::script_agent::claim::VersionClaim;
 use crate::script_agent::pipes::Line;
+use crate::script_agent::rpc::{Frame, Params, Refusal, RpcError};
 use crate::script_agent::step::ToolCall;
-use marshal_model::limits::LINE_BYTES;
-
-/// The protocol version.
-const VERSION: &str = "1.0.0";
+use crate::script_agent::template::{Fields, fields};
 
 /// The name of the models' provider.
 const PROVIDER: &str = "script";
 
-/// The methods that are served.
-const METHODS: [&str; 15] = [
-    "command.execute",
-    "history.list",
-    "model.list",
-    "model.select",
-    "rpc.handshake",
-    "session.create",
-    "session.get",
-    "session.interrupt",
-    "session.queue.clear",
-    "session.queue.list",
-    "session.send",
-    "session.steer",
-    "state.get",
-    "system.ping",
-    "system.shutdown",
+type Handler = fn(&mut Agent, &Params) -> LoafReply;
+
+/// The methods that are served, with their handlers.
+const METHODS: [(&str, Handler); 15] = [
+    ("command.execute", Agent::handle_loaf_command),
+    ("history.list", |agent, _| Ok(agent.history())),
+    ("model.list", |agent, _| Ok(agent.models())),
+    ("model.select", Agent::handle_loaf_select),
+    ("rpc.handshake", Agent::handle_loaf_handshake),
+    ("session.create", Agent::handle_loaf_create),
+    ("session.get", Agent::handle_loaf_get),
+    ("session.interrupt", Agent::handle_loaf_interrupt),
+    ("session.queue.clear", Agent::handle_loaf_queue_clear),
+    ("session.queue.list", |agent, params| {
+        agent.handle_loaf_queue_list(params)
+    }),
+    ("session.send", Agent::handle_loaf_send),
+    ("session.steer", Agent::handle_loaf_steer),
+    ("state.get", |agent, _| Ok(agent.snapshot())),
+    ("system.ping", |_, _| {
+        Ok(json!({"ok": true, "time": jiff::Timestamp::now().to_string()}))
+    }),
+    ("system.shutdown", Agent::handle_loaf_shutdown),
 ];
 
 /// The commands that `/help` lists.
@@ -48,62 +47,24 @@ const COMMANDS: [(&str, &str); 4] = [
     ("/quit", "ends the agent's work, like system.shutdown"),
 ];
 
-/// Why a request has no result.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    Rpc(RpcError),
-    Halt(Halt),
+/// An error with its reason, as loaf reports it.
+fn error(code: i32, message: impl Into<String>, reason: &str) -> RpcError {
+    RpcError::new(code, message, Some(json!({"reason": reason})))
 }
-
-impl From<RpcError> for Refusal {
-    /// A malformed message has a reason beside its code.
-    fn from(fault: RpcError) -> Self {
-        let data = fault
-            .data
-            .or_else(|| Some(json!({"reason": "invalid_params"})));
-        Self::Rpc(RpcError { data, ..fault })
-    }
-}
-
-impl From<Halt> for Refusal {
-    fn from(halt: Halt) -> Self {
-        Self::Halt(halt)
-    }
-}
-
-impl From<io::Error> for Refusal {
-    fn from(error: io::Error) -> Self {
-        Self::Halt(error.into())
-    }
-}
-
-/// The outcome of a request.
-pub(super) type Reply = Result<Value, Refusal>;
 
 /// An internal error, which loaf also uses for a busy or unknown session.
-pub(super) fn internal_error(message: impl Into<String>) -> Refusal {
-    Refusal::Rpc(RpcError {
-        code: -32603,
-        message: message.into(),
-        data: Some(json!({"reason": "internal_error"})),
-    })
-}
-
-fn method_not_found(method: &str) -> RpcError {
-    RpcError {
-        code: -32601,
-        message: format!("method not found: {method}"),
-        data: Some(json!({"reason": "method_not_found", "method": method})),
-    }
+pub(super) fn internal_error(message: impl Into<String>) -> RpcError {
+    error(-32603, message, "internal_error")
 }
 
 fn unsupported_version(requested: &str, supported: &Value) -> RpcError {
-    RpcError {
-        code: -32602,
-        message: format!("unsupported protocol_version: {requested}"),
-        data: Some(json!({"reason": "unsupported_protocol_version", "supported": supported})),
-    }
+    let data = json!({"reason": "unsupported_protocol_version", "supported": supported});
+    let message = format!("unsupported protocol_version: {requested}");
+    RpcError::new(-32602, message, Some(data))
 }
+
+/// The outcome of a request.
+pub(super) type LoafReply = Result<Value, Refusal>;
 
 impl Agent {
     /// Handles one line.
@@ -111,81 +72,59 @@ impl Agent {
         if self.prompt_queue.is_shut_down {
             return Ok(());
         }
-        let frame = match line {
-            Line::Whole(bytes) => requests::parse_frame(&bytes),
-            Line::TooLong => Err(RpcError::parse(format!(
-                "a line is longer than {LINE_BYTES} bytes"
-            ))),
-        };
-        match frame {
-            Ok(Frame::Request { id, method, params }) => {
-                let reply = self.handle_loaf_request(&method, &params);
-                self.send_loaf_reply(&id, reply)
+        match self.read_frame(line)? {
+            Some(Frame::Request { id, method, params }) => {
+                let reply = match self.handle_loaf_request(&method, &params) {
+                    // A malformed message has a reason beside its code.
+                    Err(Refusal::Error(fault)) if fault.data.is_none() => {
+                        Err(error(fault.code, fault.message, "invalid_params").into())
+                    }
+                    reply => reply.map(Some),
+                };
+                self.send_reply(&id, &method, reply)
             }
             // Clients have no notifications here, and the agent sends no requests.
-            Ok(Frame::Notification { method, .. }) => {
+            Some(Frame::Notification { method, .. }) => {
                 self.log(format_args!("ignored: {method}"));
                 Ok(())
             }
-            Ok(Frame::Reply { .. }) => {
+            Some(Frame::Reply { .. }) => {
                 let fault = RpcError::invalid_request("a message has a `method`");
-                self.send_loaf_reply(&Value::Null, Err(Refusal::Rpc(fault)))
+                self.send_error(&Value::Null, &fault)
             }
-            Err(fault) => {
-                self.log_to_ledger("malformed", || json!({"message": fault.message}))?;
-                self.send_loaf_reply(&Value::Null, Err(Refusal::Rpc(fault)))
-            }
+            None => Ok(()),
         }
     }
 
-    fn send_loaf_reply(&mut self, id: &Value, reply: Reply) -> Result<(), Halt> {
-        match reply {
-            Ok(result) => self.out.send(&Success::new(id, result))?,
-            Err(Refusal::Rpc(fault)) => {
-                self.log(format_args!("refused: {}", fault.message));
-                self.out.send(&Failure::new(id, &fault))?;
-            }
-            Err(Refusal::Halt(halt)) => return Err(halt),
+    fn handle_loaf_request(&mut self, method: &str, params: &Params) -> LoafReply {
+        let mut methods = METHODS.iter();
+        if let Some((_, handle)) = methods.find(|(name, _)| *name == method) {
+            return handle(self, params);
         }
-        Ok(())
-    }
-
-    fn handle_loaf_request(&mut self, method: &str, params: &Params) -> Reply {
-        match method {
-            "rpc.handshake" => self.handle_loaf_handshake(params),
-            "system.ping" => Ok(json!({"ok": true, "time": jiff::Timestamp::now().to_string()})),
-            "system.shutdown" => self.handle_loaf_shutdown(params),
-            "state.get" => Ok(self.snapshot()),
-            "session.create" => self.handle_loaf_create(params),
-            "session.get" => self.handle_loaf_get(params),
-            "session.send" => self.handle_loaf_send(params),
-            "session.steer" => self.handle_loaf_steer(params),
-            "session.interrupt" => self.handle_loaf_interrupt(params),
-            "session.queue.list" => self.handle_loaf_queue_list(params),
-            "session.queue.clear" => self.handle_loaf_queue_clear(params),
-            "history.list" => Ok(self.history()),
-            "command.execute" => self.handle_loaf_command(params),
-            "model.list" => Ok(self.models()),
-            "model.select" => self.handle_loaf_select(params),
-            _ => Err(method_not_found(method).into()),
-        }
+        let data = json!({"reason": "method_not_found", "method": method});
+        let message = format!("method not found: {method}");
+        Err(RpcError::new(-32601, message, Some(data)).into())
     }
 
     /// Sends a notification, before the reply.
-    pub(super) fn send_loaf_event(&mut self, kind: &str, payload: &Value) -> Result<(), Halt> {
-        self.out.send(&event_json(kind, payload))?;
-        Ok(())
+    pub(super) fn notify_loaf(&mut self, kind: &str, fields: Fields<'_>) -> Result<(), Halt> {
+        self.output().queue_notification(kind, fields)?;
+        Ok(self.out.flush()?)
+    }
+
+    /// Sends the whole state, and why it changed.
+    pub(super) fn send_state(&mut self, reason: &str) -> Result<(), Halt> {
+        let snapshot = self.snapshot();
+        let fields: Fields = fields![reason, snapshot];
+        self.notify_loaf("state.changed", fields)
     }
 
     /// Handles the optional handshake. A strict client gets an error if the versions differ.
-    fn handle_loaf_handshake(&mut self, params: &Params) -> Reply {
+    fn handle_loaf_handshake(&mut self, params: &Params) -> LoafReply {
         let requested = params.optional_text("protocol_version")?.map(str::to_owned);
         let is_strict = *params.value("strict") == Value::Bool(true);
         let version = match &self.settings.claim {
-            VersionClaim::Absent => None,
-            VersionClaim::Value(Value::Number(major)) if *major == 1.into() => Some(json!(VERSION)),
-            VersionClaim::Value(Value::Number(major)) => Some(json!(format!("{major}.0.0"))),
-            VersionClaim::Value(version) => Some(version.clone()),
+            claim @ (VersionClaim::Absent | VersionClaim::Value(_)) => claim.as_release(),
             VersionClaim::Echo => Some(json!(requested)),
             VersionClaim::AcpV2 => Some(json!("2.0.0")),
             VersionClaim::Error => return Err(unsupported_version("any", &json!("0.0.0")).into()),
@@ -199,12 +138,9 @@ impl Agent {
         let mut result = json!({
             "server_name": "marshal-script-agent",
             "capabilities": {
-                "events": true,
-                "command_execute": true,
-                "multi_session": true,
-                "image_inputs": [],
+                "events": true, "command_execute": true, "multi_session": true, "image_inputs": [],
             },
-            "methods": METHODS,
+            "methods": METHODS.map(|(name, _)| name),
         });
         if let Some(version) = version {
             result["protocol_version"] = version;
@@ -213,7 +149,7 @@ impl Agent {
     }
 
     /// Ends the work but not the process, which ends with stdin or by a signal.
-    fn handle_loaf_shutdown(&mut self, params: &Params) -> Reply {
+    fn handle_loaf_shutdown(&mut self, params: &Params) -> LoafReply {
         let reason = params.optional_text("reason")?.map(str::to_owned);
         self.shut_down(reason.as_deref().unwrap_or("shutdown"))?;
         Ok(json!({"accepted": true, "reason": reason}))
@@ -228,8 +164,7 @@ impl Agent {
         self.prompt_queue.clear(None);
         self.cancel_turn_quietly("shutdown");
         self.prompt_queue.is_shut_down = true;
-        let state = json!({"reason": reason, "snapshot": self.snapshot()});
-        self.send_loaf_event("state.changed", &state)
+        self.send_state(reason)
     }
 
     /// The whole state of the agent.
@@ -252,11 +187,8 @@ impl Agent {
             .map(|id| json!({"id": id, "provider": PROVIDER, "label": id, "description": ""}))
             .collect();
         json!({
-            "providers": [PROVIDER],
-            "models": models,
-            "selected_model": self.model,
-            "selected_provider": PROVIDER,
-            "selected_thinking": "OFF",
+            "providers": [PROVIDER], "models": models, "selected_model": self.model,
+            "selected_provider": PROVIDER, "selected_thinking": "OFF",
         })
     }
 
@@ -269,27 +201,23 @@ impl Agent {
         offered
     }
 
-    fn handle_loaf_select(&mut self, params: &Params) -> Reply {
+    fn handle_loaf_select(&mut self, params: &Params) -> LoafReply {
         let (model, provider) = (params.text("model_id")?, params.text("provider")?);
         params.text("thinking_level")?;
         if provider != PROVIDER || !self.offered_models().iter().any(|item| item == model) {
-            return Err(internal_error(format!(
-                "unknown model for provider {provider}: {model}"
-            )));
+            let message = format!("unknown model for provider {provider}: {model}");
+            return Err(internal_error(message).into());
         }
         model.clone_into(&mut self.model);
         let model = model.to_owned();
         self.log_to_ledger("set", || json!({"model": model}))?;
-        let state = json!({"reason": "model_selected", "snapshot": self.snapshot()});
-        self.send_loaf_event("state.changed", &state)?;
+        self.send_state("model_selected")?;
         Ok(json!({
-            "selected_model": self.model,
-            "selected_provider": PROVIDER,
-            "selected_thinking": "OFF",
+            "selected_model": self.model, "selected_provider": PROVIDER, "selected_thinking": "OFF",
         }))
     }
 
-    fn handle_loaf_command(&mut self, params: &Params) -> Reply {
+    fn handle_loaf_command(&mut self, params: &Params) -> LoafReply {
         let (session, raw) = (params.text("session_id")?, params.text("raw_command")?);
         self.require_open_session(session)?;
         let raw = raw.trim().to_owned();
@@ -302,8 +230,7 @@ impl Agent {
             "/model" => self.models(),
             "/tools" => json!({"tools": ToolCall::TOOLS.map(|name| json!({"name": name}))}),
             "/help" => {
-                let command =
-                    |(name, description)| json!({"name": name, "description": description});
+                let command = |(name, does)| json!({"name": name, "description": does});
                 json!({"commands": COMMANDS.map(command)})
             }
             "/quit" => {

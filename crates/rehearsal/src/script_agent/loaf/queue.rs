@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 
 use serde_json::{Value, json};
 
-use super::event_json;
 use crate::script_agent::agent::{Agent, Halt};
 use crate::script_agent::script;
+use crate::script_agent::template::{Fields, fields};
 
 /// The maximum number of waiting prompts, and of waiting texts.
 const MOST: usize = 64;
@@ -99,12 +99,8 @@ impl Agent {
                 self.prompt_queue.steering.clear();
                 return Ok(());
             }
-            let notice = json!({
-                "session_id": self.session.id,
-                "message": {"id": 0, "kind": "user", "text": text},
-            });
-            self.out
-                .send(&event_json("session.message.appended", &notice))?;
+            let fields: Fields = fields![role: "user", text];
+            self.notify_loaf("session.message.appended", fields)?;
             match script::parse(&text) {
                 Ok(steps) => self.run_steps(&steps)?,
                 Err(sentence) => self.send_text(&sentence.to_string())?,

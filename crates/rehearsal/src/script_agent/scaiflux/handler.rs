@@ -4,10 +4,11 @@
 
 use serde_json::json;
 
-use super::messages::{self, Decision, ErrorCode, Inbound, Malformed, Outbound};
+use super::messages::{self, Decision, Inbound, Malformed};
 use super::request_id;
 use crate::script_agent::agent::{Agent, Halt, Permission};
 use crate::script_agent::pipes::Line;
+use crate::script_agent::template::fields;
 use marshal_model::UntrustedText;
 use marshal_model::limits::LINE_BYTES;
 
@@ -27,7 +28,7 @@ impl Agent {
                     return Ok(());
                 }
                 self.send_scaiflux_error(
-                    ErrorCode::TurnInFlight,
+                    "turn_in_flight",
                     "a turn is already in flight; the prompt was rejected",
                 )
             }
@@ -49,7 +50,7 @@ impl Agent {
             Err(malformed) => {
                 let message = malformed.to_string();
                 self.log_to_ledger("malformed", || json!({"message": message}))?;
-                self.send_scaiflux_error(ErrorCode::InvalidMessage, &message)
+                self.send_scaiflux_error("invalid_message", &message)
             }
         }
     }
@@ -72,7 +73,7 @@ impl Agent {
             return Ok(());
         }
         self.send_scaiflux_error(
-            ErrorCode::UnknownRequest,
+            "unknown_request",
             &format!(
                 "no permission request `{}` is open",
                 UntrustedText::new(id).escape_for_display(60)
@@ -80,14 +81,10 @@ impl Agent {
         )
     }
 
-    fn send_scaiflux_error(&mut self, code: ErrorCode, message: &str) -> Result<(), Halt> {
+    /// The protocol defines no codes, so these are this agent's own.
+    fn send_scaiflux_error(&mut self, code: &str, message: &str) -> Result<(), Halt> {
         self.log(format_args!("{message}"));
-        self.out.send(&Outbound::Error {
-            code,
-            message,
-            origin: "local",
-            turn_id: self.turn.as_ref().map(|turn| turn.id.as_str()),
-        })?;
-        Ok(())
+        let name = self.turn.as_ref().map_or("error", |_| "turn_error");
+        self.send(name, fields![code, message])
     }
 }

@@ -4,8 +4,8 @@
 
 use serde_json::{Value, json};
 
-use super::messages::Outbound;
 use crate::script_agent::agent::{Agent, CONTEXT_WINDOW, Halt};
+use crate::script_agent::template::fields;
 
 /// All commands with their descriptions, in the order of `/help` and of the documentation.
 pub(super) const COMMANDS: &[(&str, &str)] = &[
@@ -25,53 +25,29 @@ pub(crate) const MODES: [&str; 4] = [
     "danger-full-access",
 ];
 
-/// The result of a command.
-#[derive(Debug, Default)]
-struct Outcome {
-    text: String,
-    data: Option<Value>,
-    clear_session: bool,
-    exit: bool,
-}
-
-impl Outcome {
-    fn with_text(text: impl Into<String>, data: Option<Value>) -> Self {
-        Self {
-            text: text.into(),
-            data,
-            ..Self::default()
-        }
-    }
-}
+/// The result of a command: its text and its data.
+type Outcome = (String, Option<Value>);
 
 impl Agent {
     /// Runs one command.
     pub(super) fn run_slash_command(&mut self, command: &str, args: &str) -> Result<(), Halt> {
         self.log(format_args!("/{command} {args}"));
         let args = args.trim();
-        let outcome = match command {
+        let (text, data) = match command {
             "model" => self.slash_model(args),
             "mode" => self.slash_mode(args),
             "context" => self.slash_context(),
             "clear" => self.slash_clear()?,
-            "exit" => Outcome {
-                exit: true,
-                ..Outcome::with_text("Goodbye.", None)
-            },
-            "help" => Outcome::with_text(help(), None),
-            _ => Outcome::with_text(
-                format!("There is no command /{command}; /help lists them."),
-                None,
-            ),
+            "exit" => ("Goodbye.".to_owned(), None),
+            "help" => (help(), None),
+            _ => {
+                let text = format!("There is no command /{command}; /help lists them.");
+                (text, None)
+            }
         };
-        self.out.send(&Outbound::SlashResult {
-            command,
-            text: &outcome.text,
-            data: outcome.data,
-            clear_session: outcome.clear_session,
-            exit: outcome.exit,
-        })?;
-        if outcome.exit {
+        let (clears, exits) = (command == "clear" && data.is_some(), command == "exit");
+        self.send("slash_result", fields![command, text, data, clears, exits])?;
+        if exits {
             self.close_session("/exit");
         }
         Ok(())
@@ -81,60 +57,42 @@ impl Agent {
         if !args.is_empty() {
             args.clone_into(&mut self.model);
         }
-        Outcome::with_text(
-            format!("Model: {}", self.model),
-            Some(json!({"model": self.model})),
-        )
+        let data = json!({"model": self.model});
+        (format!("Model: {}", self.model), Some(data))
     }
 
     fn slash_mode(&mut self, args: &str) -> Outcome {
         if !args.is_empty() {
             if !MODES.contains(&args) {
-                return Outcome::with_text(
-                    format!("There is no mode {args}; there are {}.", MODES.join(", ")),
-                    None,
-                );
+                let modes = MODES.join(", ");
+                return (format!("There is no mode {args}; there are {modes}."), None);
             }
             args.clone_into(&mut self.mode);
         }
-        Outcome::with_text(
+        (
             format!("Mode: {}", self.mode),
             Some(json!({"mode": self.mode})),
         )
     }
 
-    fn slash_context(&mut self) -> Outcome {
-        let pct = self.context_pct();
-        Outcome::with_text(
-            format!(
-                "Context: {} of {CONTEXT_WINDOW} tokens, {pct} %",
-                self.session.context
-            ),
-            Some(json!({
-                "context_tokens": self.session.context,
-                "context_window": CONTEXT_WINDOW,
-                "context_pct": pct,
-            })),
-        )
+    fn slash_context(&self) -> Outcome {
+        let (tokens, pct) = (self.session.context, self.context_pct());
+        let data = json!({
+            "context_tokens": tokens, "context_window": CONTEXT_WINDOW, "context_pct": pct,
+        });
+        let text = format!("Context: {tokens} of {CONTEXT_WINDOW} tokens, {pct} %");
+        (text, Some(data))
     }
 
     fn slash_clear(&mut self) -> Result<Outcome, Halt> {
         if self.turn.is_some() {
-            return Ok(Outcome::with_text(
-                "A turn is in flight; interrupt it first.",
-                None,
-            ));
+            let text = "A turn is in flight; interrupt it first.";
+            return Ok((text.to_owned(), None));
         }
-        let session = self.begin_session(self.session.cwd.clone());
-        self.session = session;
+        self.session = self.begin_session(self.session.cwd.clone());
         self.log_to_ledger("session", || json!({"how": "clear"}))?;
-        Ok(Outcome {
-            clear_session: true,
-            ..Outcome::with_text(
-                "A new session begins.",
-                Some(json!({"session_id": self.session.id})),
-            )
-        })
+        let data = json!({"session_id": self.session.id});
+        Ok(("A new session begins.".to_owned(), Some(data)))
     }
 }
 
