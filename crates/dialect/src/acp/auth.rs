@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::envelope::ErrorReply;
-use super::{Acp, Phase, describe_error, join_for_display, write};
+use super::{Acp, Step, describe_error, join_for_display, write};
 use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse_object, parse_string};
 use crate::{ChannelError, Effects};
@@ -74,9 +74,10 @@ impl Acp {
                 );
                 self.fail_channel(ChannelError::NeedsSetup(message), out);
             }
-            Some(_) => self.send_request(Phase::Authenticating, "authenticate", out, |id| {
-                write::authenticate(id, &wanted)
-            }),
+            Some(_) => {
+                self.step = Step::Authenticating;
+                self.send_request("authenticate", out, |id| write::authenticate(id, &wanted));
+            }
             None => {
                 let message = format!(
                     "the agent offers no login {shown} (auth); it offers: {}",

@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 
 use self::elicitation::Form;
 use super::envelope::RequestId;
-use super::{Acp, Phase, ShutdownState, Turn};
+use super::{Acp, Turn};
 use crate::open_requests::{OpenRequests, RejectReason, RequestIds};
 use crate::{DialectError, Effect, Effects, report_bad_line};
 use marshal_model::limits::{
@@ -127,7 +127,7 @@ impl Acp {
         params: Option<&RawValue>,
         out: &mut Effects,
     ) -> Result<(), RejectedRequest> {
-        if self.phase != Phase::Ready || self.shutdown != ShutdownState::NotStarted {
+        if !self.channel.is_ready() || self.channel.is_shutting_down {
             let why = "no session is open for this request";
             return Err(RejectedRequest::new(
                 "out_of_state",

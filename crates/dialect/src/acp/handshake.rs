@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use super::auth::AUTH_REQUIRED;
 use super::envelope::ErrorReply;
 use super::message::{self, InitializeResult};
-use super::{Acp, Phase, describe_error, write};
+use super::{Acp, Step, describe_error, write};
 use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
 use crate::{ChannelError, Effects};
@@ -85,7 +85,8 @@ impl Acp {
         }
         let (acp, routes) = (self.opening.acp.clone(), self.opening.routes.clone());
         let workspace = self.opening.workspace.clone();
-        self.send_request(Phase::Creating, "session/new", out, |id| {
+        self.step = Step::Creating;
+        self.send_request("session/new", out, |id| {
             write::new_session(id, &workspace, &write::servers(&acp.mcp_servers, &routes))
         });
     }

@@ -4,8 +4,7 @@
 
 use std::time::Instant;
 
-use super::shutdown::ShutdownState;
-use super::{Acp, Phase, Turn, write};
+use super::{Acp, Step, Turn, write};
 use crate::driver::Protocol as _;
 use crate::keepalive::unanswered;
 use crate::{Effect, Effects};
@@ -23,10 +22,10 @@ impl Acp {
         let Some(control) = self.control.take() else {
             return;
         };
-        if self.shutdown != ShutdownState::NotStarted {
+        if self.channel.is_shutting_down {
             return self.on_shutdown_reply(out);
         }
-        if self.phase != Phase::Initializing {
+        if self.step != Step::Initializing {
             out.push(Effect::Write(write::cancel_request(control.id)));
         }
         let fault = unanswered(control.method, self.opening.control_timeout);
@@ -35,22 +34,26 @@ impl Acp {
 
     /// When a silent agent gets a ping: only between turns.
     pub(super) fn keepalive_due(&self) -> Option<Instant> {
-        let idle = self.phase == Phase::Ready
+        let idle = self.channel.is_ready()
             && self.turn == Turn::None
-            && self.shutdown == ShutdownState::NotStarted
+            && !self.channel.is_shutting_down
             && self.control.is_none();
-        let due = self.keepalive.due(self.opening.keepalive_interval);
+        let due = self.channel.keepalive.due(self.opening.keepalive_interval);
         due.filter(|_| idle)
     }
 
     /// Sends a ping: a method that no agent has. Any reply shows that the agent is alive. No reply
     /// at all to several pings is a fault.
     pub(super) fn send_keepalive(&mut self, now: Instant, out: &mut Effects) {
-        if let Err(fault) = self.keepalive.check_missed(self.opening.keepalive_interval) {
+        if let Err(fault) = self
+            .channel
+            .keepalive
+            .check_missed(self.opening.keepalive_interval)
+        {
             return self.fail_channel(fault, out);
         }
         let id = self.fresh_id();
-        self.keepalive.record_ping(id, now);
+        self.channel.keepalive.record_ping(id, now);
         out.push(Effect::Write(write::ping(id)));
     }
 }

@@ -77,9 +77,8 @@ use self::envelope::{ErrorReply, Message};
 use self::message::{Capabilities, PermissionOptions};
 use self::resume::Replay;
 use self::setup::SetupState;
-use self::shutdown::ShutdownState;
-use super::driver::Protocol;
-use super::keepalive::Keepalive;
+use self::shutdown::ShutdownRequest;
+use super::driver::{ChannelState, Protocol};
 use super::lenient::parse_object;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::{
@@ -87,11 +86,11 @@ use super::{
 };
 use marshal_config::PermissionReply;
 use marshal_model::{AgentInfo, ErrorOrigin, Event, TurnOutcome, UntrustedText, Usage};
-use marshal_wire::json;
+use marshal_wire::json::{self, BadFrame};
 
-/// The phase of the channel.
+/// What the handshake waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
+enum Step {
     /// Waits for the reply to `initialize`.
     #[default]
     Initializing,
@@ -107,10 +106,6 @@ enum Phase {
     Replaying,
     /// Waits for the replies to the session's settings.
     Configuring,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
 }
 
 /// The turn, with the id of its prompt's request.
@@ -136,9 +131,8 @@ struct Control {
 /// One channel that speaks ACP.
 #[derive(Debug, Default)]
 pub struct Acp {
-    phase: Phase,
-    /// The time of the input being handled.
-    now: Option<Instant>,
+    channel: ChannelState,
+    step: Step,
     /// The id of our last request.
     last_id: u64,
     opening: OpenParams,
@@ -154,8 +148,7 @@ pub struct Acp {
     turn: Turn,
     /// Whether `session/cancel` was written for the turn.
     cancelling: bool,
-    shutdown: ShutdownState,
-    keepalive: Keepalive,
+    shutdown: Option<ShutdownRequest>,
     /// The ids of all requests of the agent, permission requests and others.
     ids: RequestIds,
     open_requests: OpenRequests<PermissionOptions>,
@@ -164,64 +157,44 @@ pub struct Acp {
     denials: PendingDenials,
     /// The denials that the current prompt reports, until the agent has accepted it.
     unconfirmed_denials: PendingDenials,
-    /// Lines that were not messages.
-    bad_lines: u32,
-    /// Requests that were denied because too many were open.
-    excess_requests: u32,
 }
 
 impl Protocol for Acp {
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.denials = std::mem::take(&mut self.opening.denials);
         let offers = opening.client_capabilities;
-        self.send_request(Phase::Initializing, "initialize", out, |id| {
-            write::initialize(id, offers)
-        });
+        self.send_request("initialize", out, |id| write::initialize(id, offers));
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
-        let object = match json::expect_object(line) {
-            Ok(object) => object,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+    fn handle_line(
+        &mut self,
+        line: &[u8],
+        _now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
         if self.try_fast_path(object, out) {
-            return;
+            return Ok(());
         }
-        match envelope::read(object) {
-            Ok(Message::Reply { id, outcome }) => self.handle_reply(id, outcome, line, out),
-            Ok(Message::Request { id, method, params }) => {
+        match envelope::read(object)? {
+            Message::Reply { id, outcome } => self.handle_reply(id, outcome, line, out),
+            Message::Request { id, method, params } => {
                 self.handle_request(&id, &method, params, line, out);
             }
-            Ok(Message::Notification { method, params }) => {
+            Message::Notification { method, params } => {
                 self.handle_notification(&method, params, object, out);
             }
-            Err(bad) => self.count_bad_line(bad, line, out),
         }
-    }
-
-    fn set_now(&mut self, now: Instant) {
-        self.now = Some(now);
-    }
-
-    fn record_activity(&mut self, now: Instant) {
-        self.keepalive.record_activity(now);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready && self.session.is_some()
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.shutdown != ShutdownState::NotStarted
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
+        Ok(())
     }
 
     fn carry_out(
@@ -252,10 +225,9 @@ impl Protocol for Acp {
         self.begin_shutdown(out);
     }
 
-    fn close(&mut self, out: &mut Effects) {
+    fn on_close(&mut self, out: &mut Effects) {
         self.withdraw_requests(out);
         self.control = None;
-        self.phase = Phase::Closed;
     }
 
     fn due(&self) -> Option<Instant> {
@@ -287,20 +259,18 @@ impl Acp {
         self.last_id
     }
 
-    /// Writes a request whose reply moves the channel to the next phase.
+    /// Writes a request whose reply moves the conversation on.
     fn send_request(
         &mut self,
-        phase: Phase,
         method: &'static str,
         out: &mut Effects,
         line: impl FnOnce(u64) -> Vec<u8>,
     ) {
         let id = self.fresh_id();
-        self.phase = phase;
         self.control = Some(Control {
             id,
             method,
-            sent: self.now,
+            sent: self.channel.now,
         });
         out.push(Effect::Write(line(id)));
     }
@@ -324,25 +294,28 @@ impl Acp {
             Turn::Sent(prompt) | Turn::Running(prompt) if prompt == id => {
                 self.on_prompt_reply(outcome, line, out);
             }
-            _ if self.keepalive.take_reply(id) => {}
+            _ if self.channel.keepalive.take_reply(id) => {}
             _ => report_bad_line("unknown_id", line, out),
         }
     }
 
-    /// Handles the reply to the request that the phase waits for.
+    /// Handles the reply to such a request.
     fn on_control_reply(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
-        match self.phase {
-            Phase::Initializing => self.on_initialize_reply(outcome, out),
-            Phase::Authenticating => self.on_authenticate_reply(outcome, out),
-            Phase::Listing => self.on_session_list_reply(outcome, out),
-            Phase::Creating => self.on_session_new_reply(outcome, out),
-            Phase::Loading => self.on_session_load_reply(outcome, out),
-            Phase::Configuring => self.on_setting_reply(outcome, out),
-            Phase::Ready if self.shutdown == ShutdownState::NotStarted => {
+        if self.channel.is_ready() {
+            return if self.channel.is_shutting_down {
+                self.on_shutdown_reply(out);
+            } else {
                 self.on_user_setting_reply(outcome, out);
-            }
-            Phase::Ready => self.on_shutdown_reply(out),
-            Phase::Replaying | Phase::Closed => {}
+            };
+        }
+        match self.step {
+            Step::Initializing => self.on_initialize_reply(outcome, out),
+            Step::Authenticating => self.on_authenticate_reply(outcome, out),
+            Step::Listing => self.on_session_list_reply(outcome, out),
+            Step::Creating => self.on_session_new_reply(outcome, out),
+            Step::Loading => self.on_session_load_reply(outcome, out),
+            Step::Configuring => self.on_setting_reply(outcome, out),
+            Step::Replaying => {}
         }
     }
 

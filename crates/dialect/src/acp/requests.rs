@@ -8,13 +8,11 @@ use serde_json::value::RawValue;
 use super::calls::{CallFields, MessageKind};
 use super::envelope::RequestId;
 use super::message::{PermissionOptions, PermissionParams};
-use super::shutdown::ShutdownState;
-use super::{Acp, Phase, Turn, write};
+use super::{Acp, Step, Turn, write};
 use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
 use crate::open_requests::RejectReason;
 use crate::{DialectError, Effect, Effects, report_bad_line};
-use marshal_model::limits;
 use marshal_model::{
     AgentClaims, Event, PermissionRequest, PermissionRequestKey, PermissionResponse,
 };
@@ -30,7 +28,7 @@ impl Acp {
         out: &mut Effects,
     ) {
         // Nothing is written before the agent's version is known.
-        if matches!(self.phase, Phase::Initializing) {
+        if self.step == Step::Initializing {
             return report_bad_line("out_of_state", line, out);
         }
         self.close_duplicate_client_request(id, line, out);
@@ -86,7 +84,7 @@ impl Acp {
         out: &mut Effects,
     ) {
         let id = id.json();
-        if self.cancelling || self.shutdown != ShutdownState::NotStarted {
+        if self.cancelling || self.channel.is_shutting_down {
             // A client that cancels answers every request so, also one that comes later.
             if let Ok(raw) = serde_json::from_slice::<&RawValue>(line) {
                 out.push(Effect::Event(Event::Unknown {
@@ -140,16 +138,6 @@ impl Acp {
                 ..AgentClaims::default()
             },
         }));
-    }
-
-    /// Counts a request that was denied because too many are open.
-    fn count_excess_request(&mut self, out: &mut Effects) {
-        self.excess_requests = self.excess_requests.saturating_add(1);
-        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
-            let most = limits::OPEN_PERMISSION_REQUESTS;
-            let message = format!("the agent keeps sending requests while {most} of them are open");
-            self.fail_protocol(message, out);
-        }
     }
 
     /// Writes an answer. The protocol has no field for a denial's reason.

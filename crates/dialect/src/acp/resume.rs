@@ -10,8 +10,7 @@ use serde_json::value::RawValue;
 use super::auth::AUTH_REQUIRED;
 use super::envelope::ErrorReply;
 use super::settings::Settings;
-use super::shutdown::ShutdownState;
-use super::{Acp, Phase, describe_error, message, write};
+use super::{Acp, Step, describe_error, message, write};
 use crate::driver::Protocol as _;
 use crate::{ChannelError, Effects};
 use marshal_model::Event;
@@ -74,7 +73,7 @@ impl Acp {
     /// Counts a replayed message.
     pub(super) fn record_replayed(&mut self) {
         self.replay.messages += 1;
-        if let (Some((_, last)), Some(now)) = (&mut self.replay.settling, self.now) {
+        if let (Some((_, last)), Some(now)) = (&mut self.replay.settling, self.channel.now) {
             *last = now;
         }
     }
@@ -95,9 +94,8 @@ impl Acp {
 
     fn list(&mut self, cursor: Option<&str>, out: &mut Effects) {
         self.pages += 1;
-        self.send_request(Phase::Listing, "session/list", out, |id| {
-            write::list_sessions(id, cursor)
-        });
+        self.step = Step::Listing;
+        self.send_request("session/list", out, |id| write::list_sessions(id, cursor));
     }
 
     /// Handles a page of the agent's sessions.
@@ -151,7 +149,8 @@ impl Acp {
         self.replay.method = Some(method);
         let (acp, routes) = (self.opening.acp.clone(), self.opening.routes.clone());
         let workspace = self.opening.workspace.clone();
-        self.send_request(Phase::Loading, method, out, |id| {
+        self.step = Step::Loading;
+        self.send_request(method, out, |id| {
             let servers = write::servers(&acp.mcp_servers, &routes);
             write::old_session(id, method, &session, &workspace, &servers)
         });
@@ -178,10 +177,10 @@ impl Acp {
             return;
         };
         // Some agents replay the history, or the rest of it, only after their reply.
-        let Some(now) = self.now else {
+        let Some(now) = self.channel.now else {
             return self.apply_settings(settings, out);
         };
-        self.phase = Phase::Replaying;
+        self.step = Step::Replaying;
         self.replay.settling = Some((now, now));
         self.replay.settings = Some(settings);
     }
@@ -191,7 +190,7 @@ impl Acp {
         let (since, last) = self.replay.settling?;
         let quiet = last.checked_add(limits::REPLAY_QUIET)?;
         let longest = since.checked_add(limits::REPLAY_TIMEOUT)?;
-        let waits = self.phase == Phase::Replaying && self.shutdown == ShutdownState::NotStarted;
+        let waits = self.step == Step::Replaying && !self.channel.is_shutting_down;
         waits.then(|| quiet.min(longest))
     }
 

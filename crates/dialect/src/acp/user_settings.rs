@@ -9,7 +9,7 @@ use super::envelope::ErrorReply;
 use super::modes::{is_skipping_mode, option_skip_reason, skip_reason};
 use super::settings::{Choice, SessionOption, Value};
 use super::setup::{NotOffered, SettingRequest, WantedSetting, plan_setting};
-use super::{Acp, Phase, describe_error, join_for_display};
+use super::{Acp, describe_error, join_for_display};
 use crate::{DialectError, Effect, Effects};
 use marshal_model::{ChoiceInfo, Event, OptionState, Setting, SettingValue, UntrustedText};
 
@@ -74,7 +74,7 @@ impl Acp {
         match plan_setting(&pin, &self.setup.settings, false) {
             Err(NotOffered(why)) => return Err(DialectError::NotOffered(why)),
             Ok(None) => out.push(Effect::SettingResult(Ok(()))),
-            Ok(Some(step)) => self.send_setting(Phase::Ready, step, out),
+            Ok(Some(step)) => self.send_setting(step, out),
         }
         Ok(())
     }

@@ -94,7 +94,7 @@ impl Claude {
         self.control = Some(Control {
             id,
             purpose: what,
-            sent: self.now,
+            sent: self.channel.now,
         });
     }
 
@@ -251,7 +251,7 @@ impl Claude {
     }
 
     fn finish_handshake(&mut self, out: &mut Effects) {
-        self.phase = Phase::Ready;
+        self.channel.phase = Phase::Ready;
         if self.opening.resume.is_some() {
             out.push(Effect::Event(Event::SessionResumed {
                 how: "--resume".into(),
@@ -301,7 +301,7 @@ impl Claude {
     /// The agent reports its mode.
     pub(super) fn update_mode(&mut self, mode: UntrustedText, out: &mut Effects) {
         // During the opening nothing runs yet; the settings at its end decide.
-        if self.phase == Phase::Ready && self.is_skipping_mode(&mode) {
+        if self.channel.is_ready() && self.is_skipping_mode(&mode) {
             let message = format!(
                 "the agent changed its own session so that it skips permission requests (the mode {}), so the supervisor stopped it; set mode_skips_requests = true if this is intended",
                 mode.escape_for_display(80)
@@ -312,7 +312,7 @@ impl Claude {
             return;
         }
         self.settings.mode = Some(mode.clone());
-        if self.phase == Phase::Ready {
+        if self.channel.is_ready() {
             out.push(Effect::Event(state_changed(None, Some(mode))));
         }
     }

@@ -43,23 +43,11 @@ pub(super) use self::write::extra_arguments;
 use self::control::{Control, Settings};
 use self::message::{Message, Request, RequestKind};
 use self::stream_dedup::StreamedBlocks;
-use super::driver::Protocol;
+use super::driver::{ChannelState, Phase, Protocol};
 use super::open_requests::{OpenRequests, RequestIds};
 use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
 use marshal_model::{Event, TurnOutcome, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
-
-/// The phase of the channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
-    /// Waits for the reply to `initialize`, or to the session's settings.
-    #[default]
-    Handshaking,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
-}
 
 /// The turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,9 +76,7 @@ struct AgentSession {
 /// One channel that speaks stream-json.
 #[derive(Debug, Default)]
 pub struct Claude {
-    phase: Phase,
-    /// The time of the input being handled.
-    now: Option<Instant>,
+    channel: ChannelState,
     opening: OpenParams,
     /// Number of our requests so far.
     requests: u64,
@@ -109,62 +95,44 @@ pub struct Claude {
     pending_end: Option<(Instant, TurnOutcome)>,
     /// Whether the turn was interrupted.
     cancelling: bool,
-    is_shutting_down: bool,
     streamed_blocks: StreamedBlocks,
     /// Tokens in the agent's context, by the last message of its model.
     context: u64,
     ids: RequestIds,
     /// Open requests, with the input that an allowing answer must repeat.
     open_requests: OpenRequests<Option<Box<RawValue>>>,
-    /// Lines that were not messages.
-    bad_lines: u32,
-    /// Requests that were denied because too many were open.
-    excess_requests: u32,
 }
 
 impl Protocol for Claude {
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.begin(out);
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
-        let object = match json::expect_object(line) {
-            Ok(object) => object,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+    fn handle_line(
+        &mut self,
+        line: &[u8],
+        _now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
         if self.try_fast_path(object, out) {
-            return;
+            return Ok(());
         }
-        let tag = match json::read_tag(object) {
-            Ok(tag) => tag,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+        let tag = json::read_tag(object)?;
         match message::read(&tag, object) {
-            Ok(message) => self.handle_message(message, object, out),
             Err(BadFrame::Shape) => self.handle_bad_shape(&tag, object, out),
-            Err(bad) => self.count_bad_line(bad, line, out),
+            message => self.handle_message(message?, object, out),
         }
-    }
-
-    fn set_now(&mut self, now: Instant) {
-        self.now = Some(now);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
+        Ok(())
     }
 
     fn carry_out(
@@ -200,15 +168,13 @@ impl Protocol for Claude {
     }
 
     fn shut_down(&mut self, out: &mut Effects) {
-        self.is_shutting_down = true;
         self.withdraw_requests(out);
         out.push(Effect::CloseInput);
     }
 
-    fn close(&mut self, out: &mut Effects) {
+    fn on_close(&mut self, out: &mut Effects) {
         self.withdraw_requests(out);
         self.control = None;
-        self.phase = Phase::Closed;
     }
 
     fn due(&self) -> Option<Instant> {
@@ -240,7 +206,7 @@ impl Claude {
                 out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
             }
             Message::Lifecycle(prompt) => self.lifecycle(&prompt, out),
-            Message::Result(result) if self.phase == Phase::Handshaking => {
+            Message::Result(result) if self.channel.phase == Phase::Handshaking => {
                 self.on_early_result(&result, out);
             }
             Message::Result(result) => self.result(&result, line, out),
@@ -248,7 +214,7 @@ impl Claude {
             Message::Assistant(spoken) => self.assistant(&spoken, line, out),
             Message::User(spoken) => self.user(&spoken, line, out),
             Message::StreamEvent(piece) => self.handle_stream_event(&piece, line, out),
-            Message::Reset if self.phase == Phase::Handshaking => {
+            Message::Reset if self.channel.phase == Phase::Handshaking => {
                 report_bad_line("out_of_state", line, out);
             }
             Message::Reset => {
@@ -285,7 +251,7 @@ impl Claude {
     fn handle_bad_shape(&mut self, tag: &str, object: &str, out: &mut Effects) {
         self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
         match tag {
-            _ if self.phase == Phase::Closed => {}
+            _ if self.channel.is_closed() => {}
             "result" if matches!(self.turn, Turn::Sent | Turn::Running) => {
                 self.end_turn(TurnEnd::failure("the end of the turn cannot be read"), out);
             }
@@ -334,7 +300,7 @@ impl Claude {
 
     fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
         // An interrupt ends the open requests; nothing else does.
-        let is_ended = self.cancelling || self.is_shutting_down;
+        let is_ended = self.cancelling || self.channel.is_shutting_down;
         for (key, _) in self.open_requests.close_all() {
             let denial = (!is_ended).then(|| write::deny(&key.id, "the turn has ended"));
             out.push(Effect::RequestWithdrawn(key));

@@ -3,7 +3,7 @@
 //! Must not know the content of a turn.
 
 use super::message::{CanUseTool, Hook};
-use super::{Claude, Phase, Turn, write};
+use super::{Claude, Turn, write};
 use crate::driver::Protocol as _;
 use crate::mcp_tool_call::McpToolCall;
 use crate::open_requests::RejectReason;
@@ -39,10 +39,10 @@ impl Claude {
         line: &[u8],
         out: &mut Effects,
     ) {
-        if self.cancelling || self.is_shutting_down {
+        if self.cancelling || self.channel.is_shutting_down {
             return self.deny_at_once(id, "the turn was cancelled", out);
         }
-        if self.phase != Phase::Ready || !self.is_in_turn() {
+        if !self.channel.is_ready() || !self.is_in_turn() {
             report_bad_line("out_of_state", line, out);
             return self.deny_at_once(id, "no turn is running", out);
         }
@@ -80,14 +80,8 @@ impl Claude {
         };
         report_bad_line(reason, line, out);
         self.deny_at_once(id, message, out);
-        if clash != RejectReason::TooMany {
-            return;
-        }
-        self.excess_requests = self.excess_requests.saturating_add(1);
-        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
-            let most = limits::OPEN_PERMISSION_REQUESTS;
-            let message = format!("the agent keeps sending requests while {most} of them are open");
-            self.fail_protocol(message, out);
+        if clash == RejectReason::TooMany {
+            self.count_excess_request(out);
         }
     }
 

@@ -80,6 +80,7 @@ impl Claude {
 
     fn schedule_turn_end(&mut self, outcome: TurnOutcome) {
         let at = self
+            .channel
             .now
             .and_then(|now| now.checked_add(RESULT_WAIT))
             .filter(|_| self.turn != Turn::None && self.pending_end.is_none());
@@ -90,7 +91,7 @@ impl Claude {
     pub(super) fn result_due(&self) -> Option<Instant> {
         self.pending_end
             .map(|(at, _)| at)
-            .filter(|_| self.phase == Phase::Ready)
+            .filter(|_| self.channel.is_ready())
     }
 
     pub(super) fn end_turn_without_result(&mut self, out: &mut Effects) {
@@ -113,7 +114,7 @@ impl Claude {
         }
         self.turn = Turn::Sent;
         self.note_turn_activity(out);
-        if self.cancelling && !self.is_shutting_down {
+        if self.cancelling && !self.channel.is_shutting_down {
             // The interrupt was for what ran before the prompt.
             self.write_interrupt(out);
         }
@@ -122,7 +123,7 @@ impl Claude {
     pub(super) fn system(&mut self, system: &System<'_>, object: &str, out: &mut Effects) {
         if let Some(mode) = system.mode() {
             self.update_mode(mode, out);
-            if self.phase == Phase::Closed {
+            if self.channel.is_closed() {
                 return;
             }
         }
@@ -148,7 +149,7 @@ impl Claude {
 
     /// The message with which the agent begins each turn.
     fn on_init(&mut self, system: &System<'_>, out: &mut Effects) {
-        if self.phase == Phase::Handshaking {
+        if self.channel.phase == Phase::Handshaking {
             return;
         }
         if let Some(session) = system.session()

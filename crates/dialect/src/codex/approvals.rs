@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::calls::{self, COMMAND, ToolCall};
 use super::items::report_unknown;
 use super::members::Members;
-use super::{Codex, OUT_OF_STATE, Phase, write};
+use super::{Codex, OUT_OF_STATE, Step, write};
 use crate::driver::Protocol as _;
 use crate::envelope::RequestId;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
@@ -113,7 +113,7 @@ impl Codex {
         out: &mut Effects,
     ) {
         // Nothing is written before the agent's version is known.
-        if self.phase == Phase::Initializing {
+        if self.step == Step::Initializing {
             return report_bad_line(OUT_OF_STATE, line, out);
         }
         let read = params.and_then(Members::read);
@@ -339,16 +339,6 @@ impl Codex {
                 ..AgentClaims::default()
             },
         }));
-    }
-
-    /// Counts a request that was denied because too many are open.
-    fn count_excess_request(&mut self, out: &mut Effects) {
-        self.excess_requests = self.excess_requests.saturating_add(1);
-        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
-            let most = limits::OPEN_PERMISSION_REQUESTS;
-            let message = format!("the agent keeps sending requests while {most} of them are open");
-            self.fail_protocol(message, out);
-        }
     }
 
     /// Writes an answer. An item's answer has no field for a denial's reason, so the reason is

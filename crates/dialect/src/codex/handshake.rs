@@ -8,8 +8,8 @@ use serde_json::value::RawValue;
 
 use super::keepalive::RetryTarget;
 use super::usage::TurnUsage;
-use super::{Codex, Control, Phase, describe_error, version, write};
-use crate::driver::Protocol as _;
+use super::{Codex, Control, Step, describe_error, version, write};
+use crate::driver::{Phase, Protocol as _};
 use crate::envelope::ErrorReply;
 use crate::lenient::{parse_object, parse_string};
 use crate::{ChannelError, Effect, Effects};
@@ -37,24 +37,21 @@ struct ThreadResult<'a> {
 }
 
 impl Codex {
-    /// Writes the request that the phase waits for.
-    pub(super) fn send_request(&mut self, phase: Phase, out: &mut Effects) {
-        self.phase = phase;
+    /// Writes the request that a step waits for.
+    pub(super) fn send_request(&mut self, step: Step, out: &mut Effects) {
+        self.step = step;
         let id = self.fresh_id();
         let opening = &self.opening;
-        let (method, line) = match (phase, &self.opening.resume) {
-            (Phase::Initializing, _) => ("initialize", write::initialize(id)),
-            (Phase::Account, _) => ("account/read", write::account(id)),
-            (Phase::Resuming, Some(thread)) => {
-                ("thread/resume", write::resume(id, thread, opening))
-            }
-            (Phase::Starting | Phase::Resuming, _) => ("thread/start", write::start(id, opening)),
-            (Phase::Ready | Phase::Closed, _) => return,
+        let (method, line) = match (step, &self.opening.resume) {
+            (Step::Initializing, _) => ("initialize", write::initialize(id)),
+            (Step::Account, _) => ("account/read", write::account(id)),
+            (Step::Resuming, Some(thread)) => ("thread/resume", write::resume(id, thread, opening)),
+            (Step::Starting | Step::Resuming, _) => ("thread/start", write::start(id, opening)),
         };
         self.control = Some(Control {
             id,
             method,
-            sent: self.now,
+            sent: self.channel.now,
         });
         out.push(Effect::Write(line));
     }
@@ -70,32 +67,31 @@ impl Codex {
         {
             return;
         }
-        match (self.phase, outcome) {
-            (Phase::Initializing, Ok(result)) => self.on_initialize_reply(result, out),
-            (Phase::Initializing, Err(error)) if !error.is_about_version() => {
+        match (self.step, outcome) {
+            (Step::Initializing, Ok(result)) => self.on_initialize_reply(result, out),
+            (Step::Initializing, Err(error)) if !error.is_about_version() => {
                 let why = format!("the agent cannot start: {}", describe_error(&error));
                 self.fail_channel(ChannelError::NeedsSetup(why), out);
             }
-            (Phase::Initializing, Err(error)) => {
+            (Step::Initializing, Err(error)) => {
                 self.fail_version(
                     format!("none; to initialize {}", describe_error(&error)),
                     out,
                 );
             }
-            (Phase::Account, Ok(result)) => self.on_account_reply(result, out),
-            (Phase::Account, Err(error)) => {
+            (Step::Account, Ok(result)) => self.on_account_reply(result, out),
+            (Step::Account, Err(error)) => {
                 let message = format!(
                     "the agent did not report who is logged in: {}",
                     describe_error(&error)
                 );
                 self.fail_protocol(message, out);
             }
-            (Phase::Starting | Phase::Resuming, Ok(result)) => self.on_thread_reply(result, out),
-            (Phase::Starting, Err(error)) => self.fail_thread_start(&error, out),
-            (Phase::Resuming, Err(error)) => {
+            (Step::Starting | Step::Resuming, Ok(result)) => self.on_thread_reply(result, out),
+            (Step::Starting, Err(error)) => self.fail_thread_start(&error, out),
+            (Step::Resuming, Err(error)) => {
                 self.fail_channel(ChannelError::NotResumed(describe_error(&error)), out);
             }
-            (Phase::Ready | Phase::Closed, _) => {}
         }
     }
 
@@ -121,7 +117,7 @@ impl Codex {
         GENERATION.clone_into(&mut self.info.protocol);
         self.info.version = Some(UntrustedText::from(theirs));
         out.push(Effect::Write(write::initialized()));
-        self.send_request(Phase::Account, out);
+        self.send_request(Step::Account, out);
     }
 
     fn fail_version(&mut self, theirs: String, out: &mut Effects) {
@@ -147,12 +143,12 @@ impl Codex {
             return self.fail_channel(ChannelError::NeedsSetup(message.to_owned()), out);
         }
         self.retries.reset();
-        let phase = if self.opening.resume.is_some() {
-            Phase::Resuming
+        let step = if self.opening.resume.is_some() {
+            Step::Resuming
         } else {
-            Phase::Starting
+            Step::Starting
         };
-        self.send_request(phase, out);
+        self.send_request(step, out);
     }
 
     /// A request that is rejected once would be rejected again.
@@ -190,11 +186,11 @@ impl Codex {
         self.info.session = Some(thread);
         self.info.model = parse_string(read.model);
         self.info.mode = parse_string(read.approval_policy);
-        if self.phase == Phase::Starting {
+        if self.step == Step::Starting {
             self.tokens = TurnUsage::of_new_thread();
         }
-        let is_resumed = self.phase == Phase::Resuming;
-        self.phase = Phase::Ready;
+        let is_resumed = self.step == Step::Resuming;
+        self.channel.phase = Phase::Ready;
         out.push(Effect::Ready(std::mem::take(&mut self.info)));
         if is_resumed {
             out.push(Effect::Event(Event::SessionResumed {

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::calls::{self, ThreadItem, ToolCall};
-use super::{Codex, OUT_OF_STATE, Phase};
+use super::{Codex, OUT_OF_STATE};
 use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use crate::{Effect, Effects, report_bad_line};
@@ -310,7 +310,7 @@ impl Codex {
         let call = calls::call_from_item(item, whole);
         if call.is_none() {
             self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
-            if self.phase == Phase::Closed {
+            if self.channel.is_closed() {
                 return;
             }
         }

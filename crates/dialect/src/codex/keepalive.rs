@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Codex, Phase, write};
+use super::{Codex, write};
 use crate::driver::Protocol as _;
 use crate::keepalive::unanswered;
 use crate::{Effect, Effects};
@@ -20,7 +20,7 @@ const OVERLOAD_WAIT: Duration = Duration::from_millis(250);
 /// The request of ours that is sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RetryTarget {
-    /// The handshake request that the phase waits for.
+    /// The request that the handshake waits for.
     Control,
     /// `turn/start`.
     Turn,
@@ -103,7 +103,7 @@ impl Codex {
     fn retry_due(&self) -> Option<Instant> {
         self.retries
             .due()
-            .filter(|_| self.phase != Phase::Closed && !self.is_shutting_down)
+            .filter(|_| !self.channel.is_shutting_down)
     }
 
     fn on_control_timeout(&mut self, out: &mut Effects) {
@@ -116,19 +116,23 @@ impl Codex {
 
     /// When a silent agent gets a ping: only between turns.
     fn keepalive_due(&self) -> Option<Instant> {
-        let idle = self.phase == Phase::Ready && self.turn.is_none() && !self.is_shutting_down;
-        let due = self.keepalive.due(self.opening.keepalive_interval);
+        let idle = self.channel.is_ready() && self.turn.is_none() && !self.channel.is_shutting_down;
+        let due = self.channel.keepalive.due(self.opening.keepalive_interval);
         due.filter(|_| idle)
     }
 
     /// Sends a ping: a method that no version has. Any reply shows that the agent is alive. No
     /// reply at all to several pings is a fault.
     fn send_keepalive(&mut self, now: Instant, out: &mut Effects) {
-        if let Err(fault) = self.keepalive.check_missed(self.opening.keepalive_interval) {
+        if let Err(fault) = self
+            .channel
+            .keepalive
+            .check_missed(self.opening.keepalive_interval)
+        {
             return self.fail_channel(fault, out);
         }
         let id = self.fresh_id();
-        self.keepalive.record_ping(id, now);
+        self.channel.keepalive.record_ping(id, now);
         out.push(Effect::Write(write::ping(id)));
     }
 }

@@ -57,20 +57,19 @@ use self::items::TurnItems;
 use self::keepalive::{RetryQueue, RetryTarget};
 use self::turns::Turn;
 use self::usage::TurnUsage;
-use super::driver::Protocol;
+use super::driver::{ChannelState, Protocol};
 use super::envelope::{self, ErrorReply, Message};
-use super::keepalive::Keepalive;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::{Command, DialectError, Effect, Effects, OpenParams, PendingDenials, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
-use marshal_wire::json;
+use marshal_wire::json::{self, BadFrame};
 
 /// The reason of a line that came in the wrong state.
 const OUT_OF_STATE: &str = "out_of_state";
 
-/// The phase of the channel.
+/// What the handshake waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
+enum Step {
     /// Waits for the reply to `initialize`.
     #[default]
     Initializing,
@@ -80,13 +79,9 @@ enum Phase {
     Starting,
     /// Waits for the reply to `thread/resume`.
     Resuming,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
 }
 
-/// Our request that the phase waits for.
+/// Our request that the handshake waits for.
 #[derive(Debug, Clone, Copy)]
 struct Control {
     id: u64,
@@ -97,9 +92,8 @@ struct Control {
 /// One channel that speaks to `codex app-server`.
 #[derive(Debug, Default)]
 pub struct Codex {
-    phase: Phase,
-    /// The time of the input being handled.
-    now: Option<Instant>,
+    channel: ChannelState,
+    step: Step,
     /// The id of our last request.
     last_id: u64,
     opening: OpenParams,
@@ -114,70 +108,50 @@ pub struct Codex {
     interrupt: Option<u64>,
     /// Requests of ended turns that have no reply yet.
     late: VecDeque<u64>,
-    is_shutting_down: bool,
     retries: RetryQueue,
-    keepalive: Keepalive,
     /// The ids of all requests of the agent.
     ids: RequestIds,
     open_requests: OpenRequests<OpenApproval>,
     items: TurnItems,
     tokens: TurnUsage,
     denials: PendingDenials,
-    /// Lines that were not messages.
-    bad_lines: u32,
-    /// Requests that were denied because too many were open.
-    excess_requests: u32,
 }
 
 impl Protocol for Codex {
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.denials = std::mem::take(&mut self.opening.denials);
-        self.send_request(Phase::Initializing, out);
+        self.send_request(Step::Initializing, out);
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
-        let object = match json::expect_object(line) {
-            Ok(object) => object,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+    fn handle_line(
+        &mut self,
+        line: &[u8],
+        _now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
         if self.try_fast_path(object, out) {
-            return;
+            return Ok(());
         }
-        match envelope::read(object) {
-            Ok(Message::Reply { id, outcome }) => self.handle_reply(id, outcome, line, out),
-            Ok(Message::Request { id, method, params }) => {
+        match envelope::read(object)? {
+            Message::Reply { id, outcome } => self.handle_reply(id, outcome, line, out),
+            Message::Request { id, method, params } => {
                 self.handle_request(&id, &method, params, line, out);
             }
-            Ok(Message::Notification { method, params }) => {
+            Message::Notification { method, params } => {
                 self.handle_notification(&method, params, object, out);
             }
-            Err(bad) => self.count_bad_line(bad, line, out),
         }
-    }
-
-    fn set_now(&mut self, now: Instant) {
-        self.now = Some(now);
-    }
-
-    fn record_activity(&mut self, now: Instant) {
-        self.keepalive.record_activity(now);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
+        Ok(())
     }
 
     fn carry_out(
@@ -206,15 +180,13 @@ impl Protocol for Codex {
     fn shut_down(&mut self, out: &mut Effects) {
         self.cancel(out);
         self.cancel_requests(out);
-        self.is_shutting_down = true;
         self.control = None;
         out.push(Effect::CloseInput);
     }
 
-    fn close(&mut self, out: &mut Effects) {
+    fn on_close(&mut self, out: &mut Effects) {
         self.withdraw_requests(out);
         self.control = None;
-        self.phase = Phase::Closed;
     }
 
     fn due(&self) -> Option<Instant> {
@@ -264,7 +236,7 @@ impl Codex {
             self.interrupt = None;
             return self.on_interrupt_reply(outcome.err().as_ref());
         }
-        if !self.keepalive.take_reply(id) && !self.take_late_reply(id) {
+        if !self.channel.keepalive.take_reply(id) && !self.take_late_reply(id) {
             report_bad_line("unknown_id", line, out);
         }
     }
@@ -272,7 +244,7 @@ impl Codex {
     /// Sends a request again that an overloaded agent rejected.
     fn retry_request(&mut self, what: RetryTarget, out: &mut Effects) {
         match what {
-            RetryTarget::Control => self.send_request(self.phase, out),
+            RetryTarget::Control => self.send_request(self.step, out),
             RetryTarget::Turn => self.start_turn(out),
             RetryTarget::Interrupt => self.interrupt(out),
         }
@@ -280,7 +252,11 @@ impl Codex {
 
     /// Schedules a retry if the agent was overloaded; returns whether it did.
     fn schedule_retry(&mut self, error: &ErrorReply, what: RetryTarget) -> bool {
-        let Some(now) = self.now.filter(|_| error.code == keepalive::OVERLOADED) else {
+        let Some(now) = self
+            .channel
+            .now
+            .filter(|_| error.code == keepalive::OVERLOADED)
+        else {
             return false;
         };
         self.retries.schedule(what, now)
@@ -288,7 +264,7 @@ impl Codex {
 
     /// Whether the agent is stopping or its turn is being cancelled.
     const fn is_winding_down(&self) -> bool {
-        self.cancelling || self.is_shutting_down
+        self.cancelling || self.channel.is_shutting_down
     }
 
     /// Whether that is our thread.

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::items::{TextKind, report_unknown};
 use super::turns::TurnError;
 use super::usage::TokenUsage;
-use super::{Codex, OUT_OF_STATE, Phase, write};
+use super::{Codex, OUT_OF_STATE, Step, write};
 use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use crate::{Effect, Effects, report_bad_line};
@@ -55,7 +55,7 @@ impl Codex {
         object: &str,
         out: &mut Effects,
     ) {
-        if self.phase == Phase::Initializing {
+        if self.step == Step::Initializing {
             return report_unknown(method, object, out);
         }
         let Some(params) = params else {

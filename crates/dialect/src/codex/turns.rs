@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::keepalive::RetryTarget;
-use super::{Codex, OUT_OF_STATE, Phase, describe_error, write};
+use super::{Codex, OUT_OF_STATE, describe_error, write};
 use crate::driver::Protocol as _;
 use crate::envelope::ErrorReply;
 use crate::lenient::{parse_object, parse_string};
@@ -229,7 +229,7 @@ impl Codex {
         turn.id = Some(name);
         let again = std::mem::take(&mut turn.needs_interrupt);
         self.note_turn_activity(out);
-        if self.cancelling && (is_new || again) && !self.is_shutting_down {
+        if self.cancelling && (is_new || again) && !self.channel.is_shutting_down {
             self.interrupt(out);
         }
     }
@@ -276,7 +276,7 @@ impl Codex {
             // It is of our thread, but its turn is unreadable: no other end may follow.
             self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
             let has_begun = self.turn.as_ref().is_some_and(|turn| turn.is_reported);
-            if has_begun && self.phase != Phase::Closed {
+            if has_begun && !self.channel.is_closed() {
                 let detail = "the end of the turn cannot be read".to_owned();
                 self.end_turn(TurnEnd::failure(detail), out);
             }
@@ -387,7 +387,7 @@ impl Codex {
     /// Writes the interrupt of the running turn, by its name.
     pub(super) fn interrupt(&mut self, out: &mut Effects) {
         let is_named = self.turn.as_ref().is_some_and(|turn| turn.id.is_some());
-        if !is_named || self.is_shutting_down {
+        if !is_named || self.channel.is_shutting_down {
             return;
         }
         let id = self.fresh_id();

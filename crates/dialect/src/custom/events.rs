@@ -60,7 +60,9 @@ impl Custom {
                 let text = format!("the agent reported: {}", why.escape_for_display(300));
                 self.fail_protocol(text, out);
             }
-            early if self.phase == Phase::Handshaking => self.handle_early_message(early, at, out),
+            early if self.channel.phase == Phase::Handshaking => {
+                self.handle_early_message(early, at, out);
+            }
             RuleMessage::TurnStarted(id) => self.turn_started(id, at, out),
             RuleMessage::Text(delta) => {
                 let delta = delta.into();
@@ -107,7 +109,7 @@ impl Custom {
         at: &RuleContext<'_>,
         out: &mut Effects,
     ) {
-        if self.phase != Phase::Handshaking {
+        if self.channel.phase != Phase::Handshaking {
             return self.fail_protocol("the agent sent ready twice".to_owned(), out);
         }
         let accepted = &at.plan.definition.accepted_versions;
@@ -139,7 +141,7 @@ impl Custom {
         if let Some(fault) = self.mode_guard.check_initial(info.mode.as_ref()) {
             return self.fail_channel(fault, out);
         }
-        self.phase = Phase::Ready;
+        self.channel.phase = Phase::Ready;
         if plan.definition.accepted_versions.is_empty() {
             info.protocol.clone_from(&plan.definition.name);
         }
@@ -209,7 +211,7 @@ impl Custom {
         let EventDetail::Send(template) = at.action() else {
             return;
         };
-        if self.is_shutting_down {
+        if self.channel.is_shutting_down {
             return;
         }
         if template.contains(Placeholder::Id) && id.is_none() {
@@ -261,7 +263,7 @@ impl Custom {
         self.turn = Turn::Running(id);
         self.is_prompt_accepted = true;
         // The first one may have found no turn.
-        if self.cancelling && !self.is_shutting_down {
+        if self.cancelling && !self.channel.is_shutting_down {
             self.interrupt(&at.plan.definition, out);
         }
     }
@@ -331,16 +333,6 @@ impl Custom {
             input: lenient::raw_or_null(request.input),
             claims: request.claimed,
         }));
-    }
-
-    /// Counts a request that was denied because too many are open.
-    fn count_excess_request(&mut self, out: &mut Effects) {
-        self.excess_requests = self.excess_requests.saturating_add(1);
-        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
-            let most = limits::OPEN_PERMISSION_REQUESTS;
-            let message = format!("the agent keeps sending requests while {most} of them are open");
-            self.fail_protocol(message, out);
-        }
     }
 
     fn on_turn_end(&mut self, end: EndMessage, at: &RuleContext<'_>, out: &mut Effects) {
@@ -414,7 +406,7 @@ impl Custom {
             out.push(end);
         }
         if message.exit {
-            self.is_shutting_down = true;
+            self.channel.is_shutting_down = true;
             out.push(Effect::ExitExpected);
         }
     }

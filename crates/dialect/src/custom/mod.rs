@@ -36,7 +36,7 @@ use std::time::Instant;
 
 use serde_json::value::RawValue;
 
-use super::driver::Protocol;
+use super::driver::{ChannelState, Phase, Protocol};
 use super::mode_guard::ModeGuard;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::slash::{self, SlashReply, SlashTracker};
@@ -47,18 +47,6 @@ use marshal_model::{Event, PermissionResponse, TurnOutcome, UntrustedText, Usage
 use marshal_wire::json::{self, BadFrame};
 use rules::TypeRules;
 use templates::TemplateValues;
-
-/// The phase of the channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
-    /// The agent is not ready.
-    #[default]
-    Handshaking,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
-}
 
 /// The turn.
 #[derive(Debug, PartialEq, Eq, Default)]
@@ -124,7 +112,7 @@ impl CompiledDefinition {
 pub struct Custom {
     /// `None` if the channel was not opened, or has no definition.
     plan: Option<Arc<CompiledDefinition>>,
-    phase: Phase,
+    channel: ChannelState,
     turn: Turn,
     /// Whether the agent has shown that it accepted the turn's prompt.
     is_prompt_accepted: bool,
@@ -133,8 +121,6 @@ pub struct Custom {
     last: LastTurn,
     slash: SlashTracker,
     mode_guard: ModeGuard,
-    /// Whether the shutdown has begun.
-    is_shutting_down: bool,
     ids: RequestIds,
     open_requests: OpenRequests<OpenRequest>,
     /// What the turn has used so far.
@@ -147,18 +133,21 @@ pub struct Custom {
     denials: PendingDenials,
     /// The denials that the turn's prompt reports.
     unconfirmed_denials: PendingDenials,
-    /// Lines that were not messages.
-    bad_lines: u32,
-    /// Requests that were denied because too many were open.
-    excess_requests: u32,
 }
 
 impl Protocol for Custom {
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         let Some(definition) = opening.dialect_definition.clone() else {
             let why = "the pool's dialect definition was not loaded".to_owned();
-            self.phase = Phase::Closed;
-            return out.push(Effect::ChannelFailed(ChannelError::NeedsSetup(why)));
+            return self.fail_channel(ChannelError::NeedsSetup(why), out);
         };
         let plan = Arc::new(CompiledDefinition::new(definition));
         self.slash = SlashTracker::new(opening.control_timeout);
@@ -184,25 +173,21 @@ impl Protocol for Custom {
         }
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
+    fn handle_line(
+        &mut self,
+        line: &[u8],
+        _now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), BadFrame> {
         let Some(plan) = self.plan.clone() else {
-            return;
+            return Ok(());
         };
-        let found = json::expect_object(line).and_then(|object| {
-            let name = self::kind(&plan, object)?;
-            Ok((object, name))
-        });
-        let (object, name) = match found {
-            Ok(found) => found,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+        let object = json::expect_object(line)?;
+        let name = self::kind(&plan, object)?;
         let Some(kind) = plan.kinds.get(&*name) else {
-            return self.unknown(&plan.definition, &name, object, line, out);
+            return self.unknown(&plan.definition, &name, object, out);
         };
-        let values = match kind.paths.read(object) {
-            Ok(values) => values,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+        let values = kind.paths.read(object)?;
         let turn = if values.clash {
             Err(BadFrame::Shape)
         } else {
@@ -210,7 +195,7 @@ impl Protocol for Custom {
         };
         let mut is_counted = false;
         for reading in &kind.rules {
-            if self.phase == Phase::Closed || (!values.clash && !reading.fits(&values)) {
+            if self.channel.is_closed() || (!values.clash && !reading.fits(&values)) {
                 continue;
             }
             let message = turn
@@ -234,22 +219,11 @@ impl Protocol for Custom {
                 }
             }
         }
-    }
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
+        Ok(())
     }
 
     fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed || self.plan.is_none()
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
+        self.channel.is_closed() || self.plan.is_none()
     }
 
     fn carry_out(
@@ -303,7 +277,6 @@ impl Protocol for Custom {
             return;
         };
         let definition = &plan.definition;
-        self.is_shutting_down = true;
         self.deny_requests(definition, "the session ends", out);
         if let Some(template) = &definition.goodbye {
             self.send_template(template, &[], out);
@@ -313,9 +286,8 @@ impl Protocol for Custom {
         }
     }
 
-    fn close(&mut self, out: &mut Effects) {
+    fn on_close(&mut self, out: &mut Effects) {
         self.withdraw_requests(out);
-        self.phase = Phase::Closed;
     }
 
     fn due(&self) -> Option<Instant> {
@@ -339,18 +311,15 @@ impl Custom {
         definition: &DialectDefinition,
         name: &str,
         object: &str,
-        line: &[u8],
         out: &mut Effects,
-    ) {
-        let raw: &RawValue = match serde_json::from_str(object) {
-            Ok(raw) => raw,
-            Err(error) => return self.count_bad_line(error.into(), line, out),
-        };
+    ) -> Result<(), BadFrame> {
+        let raw: &RawValue = serde_json::from_str(object)?;
         if definition.ignored_types.iter().any(|own| own == name) {
-            return;
+            return Ok(());
         }
-        if self.phase == Phase::Handshaking && !definition.allows_early {
-            return self.fail_too_early(out);
+        if self.channel.phase == Phase::Handshaking && !definition.allows_early {
+            self.fail_too_early(out);
+            return Ok(());
         }
         if definition.unlisted_types == marshal_config::dialect_definition::UnlistedTypes::Record {
             out.push(Effect::Event(Event::Unknown {
@@ -358,6 +327,7 @@ impl Custom {
                 raw: raw.to_owned(),
             }));
         }
+        Ok(())
     }
 
     /// A known message of an unknown shape. Whatever waits for it must not wait forever.
@@ -371,7 +341,7 @@ impl Custom {
     ) {
         let shown = UntrustedText::from(name).escape_for_display(80);
         match reading.event {
-            _ if self.phase == Phase::Closed => {}
+            _ if self.channel.is_closed() => {}
             RuleEvent::Ready => {
                 self.fail_protocol(format!("the agent's {shown} message cannot be read"), out);
             }
@@ -383,7 +353,7 @@ impl Custom {
                 let detail = format!("the agent's {shown} cannot be read");
                 self.end_turn(TurnEnd::failure(detail), out);
             }
-            RuleEvent::Permission if self.phase == Phase::Ready && !self.is_winding_down() => {
+            RuleEvent::Permission if self.channel.is_ready() && !self.is_winding_down() => {
                 if let Some(id) = id {
                     let why = "the permission request cannot be read";
                     self.deny_at_once(&plan.definition, id, why, out);
@@ -415,7 +385,7 @@ impl Custom {
 
     /// Whether the agent is stopping or its turn is being cancelled.
     const fn is_winding_down(&self) -> bool {
-        self.cancelling || self.is_shutting_down
+        self.cancelling || self.channel.is_shutting_down
     }
 
     /// Ends every open request without an answer.

@@ -5,10 +5,10 @@
 
 use serde_json::value::RawValue;
 
+use super::Loaf;
 use super::calls::ToolCalls;
 use super::message::{self, Chunk, EventScope, Payload};
 use super::turn::TurnEnd;
-use super::{Loaf, Phase};
 use crate::driver::Protocol as _;
 use crate::lenient::{Count, parse, parse_object, parse_string};
 use crate::{Effect, Effects, report_bad_line};
@@ -49,7 +49,7 @@ impl Loaf {
             kind,
             "session.completed" | "session.interrupted" | "session.error"
         );
-        if is_end && self.phase == Phase::Ready {
+        if is_end && self.channel.is_ready() {
             let detail = format!("the agent's {kind} cannot be read");
             self.end_turn(TurnEnd::failure(detail), out);
         }
@@ -258,7 +258,7 @@ impl Loaf {
             return;
         }
         self.models.selected = Some(model.clone());
-        if self.phase != Phase::Ready {
+        if !self.channel.is_ready() {
             return;
         }
         out.push(Effect::Event(Event::StateChanged {

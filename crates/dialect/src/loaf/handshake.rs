@@ -7,9 +7,9 @@ use serde_json::value::RawValue;
 use super::message::{self, HandshakeResult, State};
 use super::models::{self, Model, Models};
 use super::write::{self, VERSION};
-use super::{Loaf, Phase};
+use super::{Loaf, Step};
 use crate::acp::describe_error;
-use crate::driver::Protocol as _;
+use crate::driver::{Phase, Protocol as _};
 use crate::envelope::ErrorReply;
 use crate::lenient::parse_object;
 use crate::{ChannelError, DialectError, Effect, Effects};
@@ -34,9 +34,7 @@ fn is_supported_version(version: &str) -> bool {
 
 impl Loaf {
     pub(super) fn send_handshake(&mut self, version: &str, out: &mut Effects) {
-        self.send_request(Phase::Handshaking, "rpc.handshake", out, |id| {
-            write::handshake(id, version)
-        });
+        self.send_request("rpc.handshake", out, |id| write::handshake(id, version));
     }
 
     /// The version gate. Only a version with the major number 1 passes, before anything else is
@@ -92,11 +90,13 @@ impl Loaf {
         }
         self.methods = read.methods();
         match self.opening.resume.clone() {
-            None => self.send_request(Phase::Creating, "session.create", out, write::create),
+            None => {
+                self.step = Step::Creating;
+                self.send_request("session.create", out, write::create);
+            }
             Some(session) if self.has_method(GET) => {
-                self.send_request(Phase::Loading, GET, out, |id| {
-                    write::of_session(id, GET, &session)
-                });
+                self.step = Step::Loading;
+                self.send_request(GET, out, |id| write::of_session(id, GET, &session));
             }
             Some(_) => {
                 let why = "it offers no session.get".to_owned();
@@ -174,7 +174,8 @@ impl Loaf {
 
     fn list_models(&mut self, out: &mut Effects) {
         if self.has_method(LIST) {
-            return self.send_request(Phase::Listing, LIST, out, write::models);
+            self.step = Step::Listing;
+            return self.send_request(LIST, out, write::models);
         }
         self.select_wanted_model(out);
     }
@@ -202,7 +203,10 @@ impl Loaf {
         };
         match self.models.find(&wanted).cloned() {
             Some(model) if self.models.uses(&model) => self.finish_handshake(out),
-            Some(model) => self.select(Phase::Selecting, model, out),
+            Some(model) => {
+                self.step = Step::Selecting;
+                self.select(model, out);
+            }
             None => {
                 let why = self.models.describe_missing(&wanted);
                 self.fail_channel(ChannelError::NeedsSetup(why), out);
@@ -210,12 +214,12 @@ impl Loaf {
         }
     }
 
-    fn select(&mut self, phase: Phase, model: Model, out: &mut Effects) {
+    fn select(&mut self, model: Model, out: &mut Effects) {
         let Some(session) = self.session.clone() else {
             return;
         };
         let thinking = self.models.thinking().to_owned();
-        self.send_request(phase, SELECT, out, |id| {
+        self.send_request(SELECT, out, |id| {
             write::select(id, &session, &model.id, &model.provider, &thinking)
         });
         self.selecting = Some(model);
@@ -244,7 +248,7 @@ impl Loaf {
 
     /// The handshake is complete: prompts may be sent.
     fn finish_handshake(&mut self, out: &mut Effects) {
-        self.phase = Phase::Ready;
+        self.channel.phase = Phase::Ready;
         let mut info = std::mem::take(&mut self.info);
         info.session.clone_from(&self.session);
         info.model.clone_from(&self.models.selected);
@@ -296,7 +300,7 @@ impl Loaf {
         if self.models.uses(&model) {
             out.push(Effect::SettingResult(Ok(())));
         } else {
-            self.select(Phase::Ready, model, out);
+            self.select(model, out);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use super::{Loaf, PendingReply, Phase, write};
+use super::{Loaf, PendingReply, write};
 use crate::driver::Protocol as _;
 use crate::keepalive::unanswered;
 use crate::{Effect, Effects, slash};
@@ -21,7 +21,7 @@ impl Loaf {
     /// When the agent must have acknowledged the prompt.
     pub(super) fn send_due(&self) -> Option<Instant> {
         let turn = self.turn.as_ref().filter(|turn| !turn.is_known())?;
-        let waits = self.phase == Phase::Ready && !self.is_shutting_down;
+        let waits = self.channel.is_ready() && !self.channel.is_shutting_down;
         turn.sent
             .filter(|_| waits)?
             .checked_add(self.opening.control_timeout?)
@@ -33,7 +33,7 @@ impl Loaf {
             .opening
             .control_timeout
             .unwrap_or(limits::COMMAND_TIMEOUT);
-        let waits = self.phase == Phase::Ready && !self.is_shutting_down;
+        let waits = self.channel.is_ready() && !self.channel.is_shutting_down;
         let open = self.open_requests.iter().filter(|_| waits);
         let sent = open.filter(|open| open.pending.timed_method().is_some());
         sent.filter_map(|open| open.sent?.checked_add(control))
@@ -62,7 +62,7 @@ impl Loaf {
         let Some(control) = self.control.take() else {
             return;
         };
-        if self.is_shutting_down {
+        if self.channel.is_shutting_down {
             return out.push(Effect::CloseInput);
         }
         self.fail_unanswered(control.method, out);
@@ -75,20 +75,24 @@ impl Loaf {
 
     /// When a silent agent gets a ping: only between turns.
     pub(super) fn keepalive_due(&self) -> Option<Instant> {
-        let idle = self.phase == Phase::Ready
+        let idle = self.channel.is_ready()
             && self.turn.is_none()
-            && !self.is_shutting_down
+            && !self.channel.is_shutting_down
             && self.control.is_none();
-        let due = self.keepalive.due(self.opening.keepalive_interval);
+        let due = self.channel.keepalive.due(self.opening.keepalive_interval);
         due.filter(|_| idle)
     }
 
     /// Sends a ping. No reply at all to several pings is a fault.
     pub(super) fn send_keepalive(&mut self, now: Instant, out: &mut Effects) {
-        if let Err(fault) = self.keepalive.check_missed(self.opening.keepalive_interval) {
+        if let Err(fault) = self
+            .channel
+            .keepalive
+            .check_missed(self.opening.keepalive_interval)
+        {
             return self.fail_channel(fault, out);
         }
         let id = self.send_side_request(PendingReply::Ping, out, write::ping);
-        self.keepalive.record_ping(id, now);
+        self.channel.keepalive.record_ping(id, now);
     }
 }

@@ -49,20 +49,19 @@ use self::calls::ToolCalls;
 use self::login::Login;
 use self::models::{Model, Models};
 use self::turn::Turn;
-use super::driver::Protocol;
+use super::driver::{ChannelState, Protocol};
 use super::envelope::{self, ErrorReply, Message, RequestId};
-use super::keepalive::Keepalive;
 use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
-use marshal_wire::json;
+use marshal_wire::json::{self, BadFrame};
 
-/// How many requests, beside the one that the phase waits for, may await replies. Beyond that the
+/// How many requests, beside the one that moves the channel on, may await replies. Beyond that the
 /// oldest is forgotten.
 const OPEN: usize = 32;
 
-/// The phase of the channel.
+/// What the handshake waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
+enum Step {
     /// Waits for the reply to `rpc.handshake`.
     #[default]
     Handshaking,
@@ -74,13 +73,9 @@ enum Phase {
     Listing,
     /// Waits for the reply to `model.select`.
     Selecting,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
 }
 
-/// Our open request that moves the channel to the next phase. There is one at a time.
+/// Our open request that moves the conversation on. There is one at a time.
 #[derive(Debug, Clone, Copy)]
 struct Control {
     id: u64,
@@ -123,9 +118,8 @@ struct OpenRequest {
 /// One channel that speaks loaf's RPC.
 #[derive(Debug, Default)]
 pub struct Loaf {
-    phase: Phase,
-    /// The time of the input being handled.
-    now: Option<Instant>,
+    channel: ChannelState,
+    step: Step,
     /// The id of our last request.
     last_id: u64,
     opening: OpenParams,
@@ -146,59 +140,41 @@ pub struct Loaf {
     answer_text: AnswerText,
     calls: ToolCalls,
     login: Option<Login>,
-    keepalive: Keepalive,
-    /// Whether `system.shutdown` was written, or our side of the pipe is closed.
-    is_shutting_down: bool,
-    /// Lines that were not messages.
-    bad_lines: u32,
 }
 
 impl Protocol for Loaf {
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.send_handshake(write::VERSION, out);
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
-        let object = match json::expect_object(line) {
-            Ok(object) => object,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+    fn handle_line(
+        &mut self,
+        line: &[u8],
+        _now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
         if let Some((about, chunk)) = message::parse_chunk_line(object) {
-            return self.chunk(&about, chunk, line, out);
+            self.chunk(&about, chunk, line, out);
+            return Ok(());
         }
-        match envelope::read(object) {
-            Ok(Message::Reply { id, outcome }) => self.handle_reply(id, outcome, line, out),
-            Ok(Message::Request { id, .. }) => self.handle_request(&id, line, out),
-            Ok(Message::Notification { method, params }) => {
+        match envelope::read(object)? {
+            Message::Reply { id, outcome } => self.handle_reply(id, outcome, line, out),
+            Message::Request { id, .. } => self.handle_request(&id, line, out),
+            Message::Notification { method, params } => {
                 self.handle_notification(&method, params, object, out);
             }
-            Err(bad) => self.count_bad_line(bad, line, out),
         }
-    }
-
-    fn set_now(&mut self, now: Instant) {
-        self.now = Some(now);
-    }
-
-    fn record_activity(&mut self, now: Instant) {
-        self.keepalive.record_activity(now);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready && self.session.is_some()
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
+        Ok(())
     }
 
     fn carry_out(
@@ -225,24 +201,22 @@ impl Protocol for Loaf {
     }
 
     fn shut_down(&mut self, out: &mut Effects) {
-        self.is_shutting_down = true;
         if let Some(turn) = &mut self.turn {
             turn.is_cancelled = true;
         }
-        if self.phase == Phase::Ready && self.selecting.take().is_some() {
+        if self.channel.is_ready() && self.selecting.take().is_some() {
             let why = "the session ends before the agent said whether it accepts the model";
             out.push(Effect::SettingResult(Err(why.to_owned())));
         }
-        if self.phase == Phase::Ready && self.has_method("system.shutdown") {
-            return self.send_request(Phase::Ready, "system.shutdown", out, write::shutdown);
+        if self.channel.is_ready() && self.has_method("system.shutdown") {
+            return self.send_request("system.shutdown", out, write::shutdown);
         }
         self.control = None;
         out.push(Effect::CloseInput);
     }
 
-    fn close(&mut self, _out: &mut Effects) {
+    fn on_close(&mut self, _out: &mut Effects) {
         self.control = None;
-        self.phase = Phase::Closed;
     }
 
     fn due(&self) -> Option<Instant> {
@@ -284,20 +258,18 @@ impl Loaf {
         self.last_id
     }
 
-    /// Writes a request whose reply moves the channel to the next phase.
+    /// Writes a request whose reply moves the conversation on.
     fn send_request(
         &mut self,
-        phase: Phase,
         method: &'static str,
         out: &mut Effects,
         line: impl FnOnce(u64) -> Vec<u8>,
     ) {
         let id = self.fresh_id();
-        self.phase = phase;
         self.control = Some(Control {
             id,
             method,
-            sent: self.now,
+            sent: self.channel.now,
         });
         out.push(Effect::Write(line(id)));
     }
@@ -316,7 +288,7 @@ impl Loaf {
         self.open_requests.push(OpenRequest {
             id,
             pending: wait,
-            sent: self.now,
+            sent: self.channel.now,
         });
         out.push(Effect::Write(line(id)));
         id
@@ -325,7 +297,7 @@ impl Loaf {
     /// Handles a request of the agent: the protocol has none.
     fn handle_request(&self, id: &RequestId, line: &[u8], out: &mut Effects) {
         // Nothing is written before the agent's version is known.
-        if self.phase == Phase::Handshaking {
+        if self.step == Step::Handshaking {
             return report_bad_line("out_of_state", line, out);
         }
         out.push(Effect::Write(write::not_served(id.json())));
@@ -361,18 +333,22 @@ impl Loaf {
         }
     }
 
-    /// Handles the reply to the request that the phase waits for.
+    /// Handles the reply to the request that moves the conversation on.
     fn on_control_reply(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
-        match self.phase {
-            Phase::Handshaking => self.on_handshake_reply(outcome, out),
-            Phase::Creating => self.on_session_create_reply(outcome, out),
-            Phase::Loading => self.on_session_get_reply(outcome, out),
-            Phase::Listing => self.on_model_list_reply(outcome, out),
-            Phase::Selecting => self.on_model_select_reply(outcome, out),
-            // Any reply to the shutdown request completes it.
-            Phase::Ready if self.is_shutting_down => out.push(Effect::CloseInput),
-            Phase::Ready => self.on_user_setting_reply(outcome, out),
-            Phase::Closed => {}
+        if self.channel.is_ready() {
+            return if self.channel.is_shutting_down {
+                // Any reply to the shutdown request completes it.
+                out.push(Effect::CloseInput);
+            } else {
+                self.on_user_setting_reply(outcome, out);
+            };
+        }
+        match self.step {
+            Step::Handshaking => self.on_handshake_reply(outcome, out),
+            Step::Creating => self.on_session_create_reply(outcome, out),
+            Step::Loading => self.on_session_get_reply(outcome, out),
+            Step::Listing => self.on_model_list_reply(outcome, out),
+            Step::Selecting => self.on_model_select_reply(outcome, out),
         }
     }
 }

@@ -80,7 +80,7 @@ impl Loaf {
         self.answer_text.begin();
         self.turn = Some(Turn {
             request,
-            sent: self.now,
+            sent: self.channel.now,
             name: None,
             is_started: false,
             is_acknowledged: false,
@@ -226,7 +226,7 @@ impl Loaf {
     ) {
         let missed = outcome.is_ok_and(|result| AckResult::parse(result).found_nothing());
         let runs = |turn: &Turn| turn.is_cancelled && turn.is_started;
-        if missed && !self.is_shutting_down && self.turn.as_ref().is_some_and(runs) {
+        if missed && !self.channel.is_shutting_down && self.turn.as_ref().is_some_and(runs) {
             self.interrupt(out);
         }
     }
@@ -245,7 +245,7 @@ impl Loaf {
         out.push(Effect::Event(Event::TurnStarted {
             turn: turn.name.clone().map(UntrustedText::new),
         }));
-        if turn.is_cancelled && !self.is_shutting_down {
+        if turn.is_cancelled && !self.channel.is_shutting_down {
             self.interrupt(out);
         }
     }
@@ -320,7 +320,7 @@ impl Loaf {
         out.push(end);
         if exit {
             // The agent accepts no more input, but stays until its stdin ends.
-            self.is_shutting_down = true;
+            self.channel.is_shutting_down = true;
             out.push(Effect::ExitExpected);
             out.push(Effect::CloseInput);
         }

@@ -25,7 +25,9 @@ impl Scaiflux {
     pub(super) fn handle_message(&mut self, message: Message<'_>, line: &[u8], out: &mut Effects) {
         match message {
             Message::Ready(ready) => self.ready(&ready, out),
-            early if self.phase == Phase::Handshaking => self.handle_early_message(early, out),
+            early if self.channel.phase == Phase::Handshaking => {
+                self.handle_early_message(early, out);
+            }
             Message::TurnStarted(started) => self.turn_started(started, line, out),
             Message::TextDelta(text) => self.text_delta(text, line, out),
             Message::ToolStart(start) => self.tool_start(start, line, out),
@@ -46,7 +48,7 @@ impl Scaiflux {
 
     /// The version gate. Only the integer 1 passes, before anything is written.
     fn ready(&mut self, ready: &Ready<'_>, out: &mut Effects) {
-        if self.phase != Phase::Handshaking {
+        if self.channel.phase != Phase::Handshaking {
             return self.fail_protocol("the agent sent ready twice".to_owned(), out);
         }
         let theirs = ready.protocol.map_or("none", |raw| raw.get());
@@ -58,7 +60,7 @@ impl Scaiflux {
         if let Some(fault) = self.mode_guard.check_initial(ready.mode().as_ref()) {
             return self.fail_channel(fault, out);
         }
-        self.phase = Phase::Ready;
+        self.channel.phase = Phase::Ready;
         out.push(Effect::Ready(AgentInfo {
             protocol: PROTOCOL.to_owned(),
             version: ready.version(),
@@ -139,7 +141,7 @@ impl Scaiflux {
             turn: id.clone().map(UntrustedText::new),
         }));
         self.turn = Turn::Running(id);
-        if self.cancelling && !self.is_shutting_down {
+        if self.cancelling && !self.channel.is_shutting_down {
             out.push(Effect::Write(message::interrupt()));
         }
     }
@@ -226,16 +228,6 @@ impl Scaiflux {
         }));
     }
 
-    /// Counts a request that was denied because too many are open.
-    fn count_excess_request(&mut self, out: &mut Effects) {
-        self.excess_requests = self.excess_requests.saturating_add(1);
-        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
-            let most = limits::OPEN_PERMISSION_REQUESTS;
-            let message = format!("the agent keeps sending requests while {most} of them are open");
-            self.fail_protocol(message, out);
-        }
-    }
-
     fn turn_complete(&mut self, complete: TurnComplete<'_>, line: &[u8], out: &mut Effects) {
         let current = self.is_current(&complete.turn_id);
         let late = self.turn == Turn::None
@@ -308,7 +300,7 @@ impl Scaiflux {
             out.push(end);
         }
         if exit {
-            self.is_shutting_down = true;
+            self.channel.is_shutting_down = true;
             out.push(Effect::ExitExpected);
         }
     }

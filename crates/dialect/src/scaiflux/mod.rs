@@ -34,7 +34,7 @@ mod message;
 
 use std::time::Instant;
 
-use super::driver::Protocol;
+use super::driver::{ChannelState, Phase, Protocol};
 use super::mode_guard::ModeGuard;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::slash::{self, SlashReply, SlashTracker};
@@ -52,18 +52,6 @@ const MODES: [&str; 4] = [
     "workspace-write",
     "danger-full-access",
 ];
-
-/// The phase of the channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
-    /// Waits for `ready`.
-    #[default]
-    Handshaking,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
-}
 
 /// The turn.
 #[derive(Debug, PartialEq, Eq, Default)]
@@ -88,57 +76,45 @@ struct LastTurn {
 /// One channel that speaks ScaiFlux.
 #[derive(Debug, Default)]
 pub struct Scaiflux {
-    phase: Phase,
+    channel: ChannelState,
     turn: Turn,
     /// Whether the turn was interrupted.
     cancelling: bool,
     last: LastTurn,
     slash: SlashTracker,
     mode_guard: ModeGuard,
-    /// Whether `shutdown` was written.
-    is_shutting_down: bool,
     ids: RequestIds,
     open_requests: OpenRequests<()>,
-    /// Lines that were not messages.
-    bad_lines: u32,
-    /// Requests that were denied because too many were open.
-    excess_requests: u32,
 }
 
 impl Protocol for Scaiflux {
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     /// Writes nothing: the agent sends the first message.
     fn start(&mut self, opening: &OpenParams, _out: &mut Effects) {
         self.slash = SlashTracker::new(opening.control_timeout);
         self.mode_guard = ModeGuard::new(opening, &MODES);
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
-        let (object, tag) =
-            match json::expect_object(line).and_then(|o| Ok((o, json::read_tag(o)?))) {
-                Ok(found) => found,
-                Err(bad) => return self.count_bad_line(bad, line, out),
-            };
+    fn handle_line(
+        &mut self,
+        line: &[u8],
+        _now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
+        let tag = json::read_tag(object)?;
         match message::read(&tag, object) {
-            Ok(message) => self.handle_message(message, line, out),
             Err(BadFrame::Shape) => self.handle_bad_shape(&tag, object, out),
-            Err(bad) => self.count_bad_line(bad, line, out),
+            message => self.handle_message(message?, line, out),
         }
-    }
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
+        Ok(())
     }
 
     fn carry_out(
@@ -177,14 +153,12 @@ impl Protocol for Scaiflux {
     }
 
     fn shut_down(&mut self, out: &mut Effects) {
-        self.is_shutting_down = true;
         self.withdraw_requests(out);
         out.push(Effect::Write(message::shutdown()));
     }
 
-    fn close(&mut self, out: &mut Effects) {
+    fn on_close(&mut self, out: &mut Effects) {
         self.withdraw_requests(out);
-        self.phase = Phase::Closed;
     }
 
     fn due(&self) -> Option<Instant> {
@@ -201,7 +175,7 @@ impl Scaiflux {
     fn handle_bad_shape(&mut self, tag: &str, object: &str, out: &mut Effects) {
         self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
         match tag {
-            _ if self.phase == Phase::Closed => {}
+            _ if self.channel.is_closed() => {}
             "ready" => {
                 self.fail_protocol("the agent's ready message cannot be read".to_owned(), out);
             }
@@ -209,7 +183,7 @@ impl Scaiflux {
                 let detail = "the agent's turn_complete cannot be read".to_owned();
                 self.end_turn(TurnEnd::failure(detail), out);
             }
-            "permission_request" if self.phase == Phase::Ready && !self.is_winding_down() => {
+            "permission_request" if self.channel.is_ready() && !self.is_winding_down() => {
                 if let Some(id) = message::parse_request_id(object) {
                     self.deny_at_once(&id, "the permission request cannot be read", out);
                 }
@@ -239,7 +213,7 @@ impl Scaiflux {
 
     /// Whether the agent is stopping or its turn is being cancelled.
     const fn is_winding_down(&self) -> bool {
-        self.cancelling || self.is_shutting_down
+        self.cancelling || self.channel.is_shutting_down
     }
 
     /// Ends every open request without an answer.

@@ -22,7 +22,7 @@ mod message;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::driver::Protocol;
+use super::driver::{ChannelState, Phase, Protocol};
 use super::{ChannelError, Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
 use marshal_config as config;
 use marshal_model::limits;
@@ -38,18 +38,6 @@ const VERSION: &str = "1";
 const SILENCE: Duration = Duration::from_secs(30);
 /// How many signs of life may be missing.
 const MISSED: u32 = 6;
-
-/// The phase of the channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
-    /// The carrier has sent no hello, or its Runner does not exist.
-    #[default]
-    Handshaking,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended.
-    Closed,
-}
 
 /// The carrier's identity.
 #[derive(Debug)]
@@ -77,7 +65,7 @@ struct Turn {
 /// One channel of the file control plane.
 #[derive(Debug, Default)]
 pub struct Skillpilot {
-    phase: Phase,
+    channel: ChannelState,
     runner_config: Arc<config::Runner>,
     resume: Option<UntrustedText>,
     carrier: Option<Carrier>,
@@ -86,27 +74,34 @@ pub struct Skillpilot {
     /// Whether it has given a sign of life.
     is_alive: bool,
     turn: Option<Turn>,
-    is_shutting_down: bool,
     lease_due: Option<Instant>,
     silence_due: Option<Instant>,
-    bad_lines: u32,
 }
 
 impl Protocol for Skillpilot {
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     /// Writes nothing: the carrier sends the first message.
     fn start(&mut self, opening: &OpenParams, _out: &mut Effects) {
         self.runner_config = Arc::clone(&opening.runner);
         self.resume = opening.resume.clone();
     }
 
-    fn handle_line(&mut self, line: &[u8], now: Instant, out: &mut Effects) {
-        let (object, tag) =
-            match json::expect_object(line).and_then(|o| Ok((o, json::read_tag(o)?))) {
-                Ok(found) => found,
-                Err(bad) => return self.count_bad_line(bad, line, out),
-            };
+    fn handle_line(
+        &mut self,
+        line: &[u8],
+        now: Instant,
+        out: &mut Effects,
+    ) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
+        let tag = json::read_tag(object)?;
         match message::read(&tag, object) {
-            Ok(message) => self.handle_message(message, line, now, out),
             Err(BadFrame::Shape) if &*tag == "hello" && self.carrier.is_none() => {
                 self.count_bad_line(BadFrame::Shape, line, out);
                 self.fail_protocol("the carrier's hello cannot be read".to_owned(), out);
@@ -120,27 +115,12 @@ impl Protocol for Skillpilot {
                     out,
                 );
             }
-            Err(bad) => self.count_bad_line(bad, line, out),
+            message => self.handle_message(message?, line, now, out),
         }
+        Ok(())
     }
 
     const PEER: &'static str = "carrier";
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
-    }
 
     fn carry_out(
         &mut self,
@@ -169,7 +149,6 @@ impl Protocol for Skillpilot {
     }
 
     fn shut_down(&mut self, out: &mut Effects) {
-        self.is_shutting_down = true;
         if self
             .carrier
             .as_ref()
@@ -182,8 +161,8 @@ impl Protocol for Skillpilot {
         }
     }
 
-    fn close(&mut self, _out: &mut Effects) {
-        self.phase = Phase::Closed;
+    fn on_close(&mut self, _out: &mut Effects) {
+        self.channel.phase = Phase::Closed;
         self.lease_due = None;
         self.silence_due = None;
     }
@@ -299,10 +278,10 @@ impl Skillpilot {
             return;
         };
         let there = self.is_working && (carrier.is_runner || self.is_alive);
-        if self.phase != Phase::Handshaking || !there || self.is_shutting_down {
+        if self.channel.phase != Phase::Handshaking || !there || self.channel.is_shutting_down {
             return;
         }
-        self.phase = Phase::Ready;
+        self.channel.phase = Phase::Ready;
         out.push(Effect::Ready(AgentInfo {
             protocol: PROTOCOL.to_string(),
             version: carrier.version.clone(),
