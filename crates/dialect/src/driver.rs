@@ -7,6 +7,7 @@
 use std::time::Instant;
 
 use super::keepalive::Keepalive;
+use super::open_requests::RejectReason;
 use super::{
     ChannelError, Command, Dialect, DialectError, Effect, Effects, Input, OpenParams,
     PendingDenials, report_bad_line,
@@ -121,8 +122,11 @@ pub(crate) trait Protocol: Send {
         }
     }
 
-    /// Counts a request that was denied because too many are open.
-    fn count_excess_request(&mut self, out: &mut Effects) {
+    /// Counts a request that was denied at once, if too many are open.
+    fn count_rejection(&mut self, clash: RejectReason, out: &mut Effects) {
+        if clash != RejectReason::TooMany {
+            return;
+        }
         let count = self.channel().excess_requests.saturating_add(1);
         self.channel_mut().excess_requests = count;
         if count > limits::EXCESS_PERMISSION_REQUESTS {

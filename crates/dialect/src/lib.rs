@@ -369,6 +369,16 @@ fn report_bad_line(reason: &'static str, line: &[u8], out: &mut Effects) {
     }));
 }
 
+/// Passes on a message that is not typed. It was read once, so reading it again cannot fail.
+fn report_unknown(tag: &str, object: &str, out: &mut Effects) {
+    if let Ok(raw) = serde_json::from_str::<&RawValue>(object) {
+        out.push(Effect::Event(Event::Unknown {
+            tag: tag.into(),
+            raw: raw.to_owned(),
+        }));
+    }
+}
+
 /// Merges adjacent pieces of text, and of thought, up to [`limits::MERGED_TEXT_BYTES`] each, so
 /// that a streamed answer does not cost one row per word. The order of all other effects stays.
 pub fn merge_text(effects: &mut Effects) {

@@ -414,8 +414,7 @@ impl Acp {
 
     /// Ends every open request without an answer, because the agent is gone.
     fn withdraw_requests(&mut self, out: &mut Effects) {
-        let open = self.open_requests.close_all().into_iter();
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw_all(out);
         let wanted = self.client.close_all().into_iter();
         out.extend(wanted.map(Effect::RequestWithdrawn));
     }

@@ -11,7 +11,6 @@ use super::message::{PermissionOptions, PermissionParams};
 use super::{Acp, Step, Turn, write};
 use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
-use crate::open_requests::RejectReason;
 use crate::{DialectError, Effect, Effects, report_bad_line};
 use marshal_model::{
     AgentClaims, Event, PermissionRequest, PermissionRequestKey, PermissionResponse,
@@ -33,12 +32,8 @@ impl Acp {
         }
         self.close_duplicate_client_request(id, line, out);
         if method != "session/request_permission" {
-            // An answer has no more than an id, so this request also ends an open one with the same
-            // id.
-            if let Some((key, _)) = self.open_requests.close_original(&mut self.ids, id.json()) {
-                report_bad_line("duplicate_id", line, out);
-                out.push(Effect::RequestWithdrawn(key));
-            }
+            self.open_requests
+                .withdraw_original(&mut self.ids, id.json(), line, out);
             if self.client_request(id, method, params, line, out) {
                 return;
             }
@@ -68,8 +63,7 @@ impl Acp {
     /// Rejects a permission request of unknown shape.
     fn reject_unreadable(&mut self, id: &RequestId, line: &[u8], out: &mut Effects) {
         report_bad_line("bad_shape", line, out);
-        let open = self.open_requests.close(id.json());
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id.json(), out);
         let message = "the permission request cannot be read";
         let answer = write::error(id.json(), write::INVALID_PARAMS, message);
         out.push(Effect::Write(answer));
@@ -113,17 +107,9 @@ impl Acp {
         let key = match self.open_requests.open(&mut self.ids, id, options.clone()) {
             Ok(key) => key,
             Err(clash) => {
-                let reason = match clash {
-                    RejectReason::Duplicate => "duplicate_id",
-                    RejectReason::TooMany => "too_many_asks",
-                    RejectReason::LongId => "bad_shape",
-                };
-                report_bad_line(reason, line, out);
+                report_bad_line(clash.as_str(), line, out);
                 self.deny_at_once(id, &options, out);
-                if clash == RejectReason::TooMany {
-                    self.count_excess_request(out);
-                }
-                return;
+                return self.count_rejection(clash, out);
             }
         };
         out.push(Effect::PermissionRequest(PermissionRequest {
@@ -182,8 +168,7 @@ impl Acp {
 
     /// Denies a request without asking anybody.
     fn deny_at_once(&mut self, id: &str, options: &PermissionOptions, out: &mut Effects) {
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         self.deny(id, options, out);
     }
 }

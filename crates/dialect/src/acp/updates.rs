@@ -10,7 +10,7 @@ use super::message::{self, CancelParams, Update, UpdateParams};
 use super::{Acp, fast_path, notices, resume, write};
 use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
-use crate::{Effect, Effects, report_bad_line};
+use crate::{Effect, Effects, report_bad_line, report_unknown};
 use marshal_model::limits;
 use marshal_model::{Event, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
@@ -248,16 +248,6 @@ fn report_tool_call(
             output: fields.output(),
             is_error,
             took: None,
-        }));
-    }
-}
-
-/// Passes on an update that is not typed. It was read once, so reading it again cannot fail.
-fn report_unknown(tag: &str, object: &str, out: &mut Effects) {
-    if let Ok(raw) = serde_json::from_str::<&RawValue>(object) {
-        out.push(Effect::Event(Event::Unknown {
-            tag: tag.into(),
-            raw: raw.to_owned(),
         }));
     }
 }

@@ -168,12 +168,12 @@ impl Protocol for Claude {
     }
 
     fn shut_down(&mut self, out: &mut Effects) {
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         out.push(Effect::CloseInput);
     }
 
     fn on_close(&mut self, out: &mut Effects) {
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         self.control = None;
     }
 
@@ -202,8 +202,7 @@ impl Claude {
             }
             Message::Request(request) => self.handle_request(&request, line, out),
             Message::CancelRequest(withdrawal) => {
-                let open = self.open_requests.close(&withdrawal.request_id.0);
-                out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+                self.open_requests.withdraw(&withdrawal.request_id.0, out);
             }
             Message::Lifecycle(prompt) => self.lifecycle(&prompt, out),
             Message::Result(result) if self.channel.phase == Phase::Handshaking => {
@@ -236,8 +235,7 @@ impl Claude {
             return self.handle_permission_request(id, ask, line, out);
         }
         // An answer would also answer an open request of that id.
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         match wanted {
             RequestKind::Hook(hook) => requests::answer_hook(id, &hook, out),
             RequestKind::Other(word) => requests::refuse_unsupported(id, &word, line, out),
@@ -282,7 +280,7 @@ impl Claude {
             return;
         }
         self.cancelling = true;
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         self.write_interrupt(out);
     }
 
@@ -290,12 +288,6 @@ impl Claude {
         let id = self.next_request_id();
         out.push(Effect::Write(write::interrupt(&id)));
         self.interrupt = Some(id);
-    }
-
-    /// Ends every open request without an answer.
-    fn withdraw_requests(&mut self, out: &mut Effects) {
-        let open = self.open_requests.close_all().into_iter();
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
     }
 
     fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {

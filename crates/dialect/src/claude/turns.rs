@@ -4,14 +4,12 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::value::RawValue;
-
 use super::blocks::Block;
 use super::message::{Lifecycle, ModelMessage, StreamDelta, StreamEvent, System, TurnResult};
 use super::stream_dedup::Kind;
 use super::{AgentSession, Claude, Phase, Turn, TurnEnd};
 use crate::driver::Protocol as _;
-use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
+use crate::{ChannelError, Effect, Effects, lenient, report_bad_line, report_unknown};
 use marshal_model::{Cost, ErrorOrigin, Event, TurnOutcome, UntrustedText};
 
 /// The reason of a line that came in the wrong state.
@@ -135,15 +133,7 @@ impl Claude {
                 error: None,
             })),
             known if SYSTEM_IGNORED.contains(&known) || known.starts_with("task_") => {}
-            other => {
-                let Ok(raw) = serde_json::from_str::<&RawValue>(object) else {
-                    return;
-                };
-                out.push(Effect::Event(Event::Unknown {
-                    tag: format!("system/{other}").into(),
-                    raw: raw.to_owned(),
-                }));
-            }
+            other => report_unknown(&format!("system/{other}"), object, out),
         }
     }
 

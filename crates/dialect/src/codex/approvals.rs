@@ -8,14 +8,13 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::calls::{self, COMMAND, ToolCall};
-use super::items::report_unknown;
 use super::members::Members;
 use super::{Codex, OUT_OF_STATE, Step, write};
 use crate::driver::Protocol as _;
 use crate::envelope::RequestId;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use crate::open_requests::RejectReason;
-use crate::{DialectError, Effect, Effects, report_bad_line};
+use crate::{DialectError, Effect, Effects, report_bad_line, report_unknown};
 use marshal_model::limits;
 use marshal_model::{
     AgentClaims, PermissionRequest, PermissionRequestKey, PermissionResponse, UntrustedText,
@@ -151,11 +150,8 @@ impl Codex {
         line: &[u8],
         out: &mut Effects,
     ) {
-        // An answer has no more than an id, so this request also ends an open one with the same id.
-        if let Some((key, _)) = self.open_requests.close_original(&mut self.ids, id.json()) {
-            report_bad_line("duplicate_id", line, out);
-            out.push(Effect::RequestWithdrawn(key));
-        }
+        self.open_requests
+            .withdraw_original(&mut self.ids, id.json(), line, out);
         if let Ok(object) = std::str::from_utf8(line) {
             report_unknown(method, object, out);
         }
@@ -170,8 +166,7 @@ impl Codex {
     /// Rejects an approval of unknown shape.
     fn reject_unreadable(&mut self, id: &str, line: &[u8], out: &mut Effects) {
         report_bad_line("bad_shape", line, out);
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         let message = "the request cannot be read";
         out.push(Effect::Write(write::error(
             id,
@@ -285,8 +280,7 @@ impl Codex {
             if let Ok(object) = std::str::from_utf8(line) {
                 report_unknown("requestApproval", object, out);
             }
-            let open = self.open_requests.close(id);
-            out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+            self.open_requests.withdraw(id, out);
             return out.push(Effect::Write(form.cancel(id)));
         }
         if self.turn.is_none() {
@@ -311,17 +305,13 @@ impl Codex {
         let key = match self.open_requests.open(&mut self.ids, id, open_approval) {
             Ok(key) => key,
             Err(clash) => {
-                let (reason, message) = match clash {
-                    RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
-                    RejectReason::TooMany => ("too_many_asks", "too many requests are open"),
-                    RejectReason::LongId => ("bad_shape", "the request id is too long"),
+                let message = match clash {
+                    RejectReason::TooMany => "too many requests are open",
+                    clash => clash.describe(),
                 };
-                report_bad_line(reason, line, out);
+                report_bad_line(clash.as_str(), line, out);
                 self.deny_at_once(id, form, message, out);
-                if clash == RejectReason::TooMany {
-                    self.count_excess_request(out);
-                }
-                return;
+                return self.count_rejection(clash, out);
             }
         };
         let (name, input) = match approval.call {
@@ -369,8 +359,7 @@ impl Codex {
 
     /// Denies a request without asking anybody.
     fn deny_at_once(&mut self, id: &str, form: ApprovalForm, reason: &str, out: &mut Effects) {
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         out.push(Effect::Write(form.deny(id, reason)));
     }
 
@@ -393,8 +382,9 @@ impl Codex {
         }
         let id = parse_object::<Params<'_>>(params)
             .and_then(|params| RequestId::read(params.request_id));
-        let open = id.and_then(|id| self.open_requests.close(id.json()));
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        if let Some(id) = id {
+            self.open_requests.withdraw(id.json(), out);
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use super::calls::{self, ThreadItem, ToolCall};
 use super::{Codex, OUT_OF_STATE};
 use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
-use crate::{Effect, Effects, report_bad_line};
+use crate::{Effect, Effects, report_bad_line, report_unknown};
 use marshal_model::limits;
 use marshal_model::{Event, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};
@@ -466,14 +466,4 @@ fn lines(list: &RawValue) -> String {
         .map(UntrustedText::into_raw)
         .collect::<Vec<_>>()
         .join("\n")
-}
-
-/// Passes on an item that is not typed. It was read once, so reading it again cannot fail.
-pub(super) fn report_unknown(tag: &str, object: &str, out: &mut Effects) {
-    if let Ok(raw) = serde_json::from_str::<&RawValue>(object) {
-        out.push(Effect::Event(Event::Unknown {
-            tag: tag.into(),
-            raw: raw.to_owned(),
-        }));
-    }
 }

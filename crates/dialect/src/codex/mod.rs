@@ -185,7 +185,7 @@ impl Protocol for Codex {
     }
 
     fn on_close(&mut self, out: &mut Effects) {
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         self.control = None;
     }
 
@@ -272,12 +272,6 @@ impl Codex {
         self.thread
             .as_ref()
             .is_some_and(|ours| ours.raw() == thread)
-    }
-
-    /// Ends every open request without an answer, because the agent is gone.
-    fn withdraw_requests(&mut self, out: &mut Effects) {
-        let open = self.open_requests.close_all().into_iter();
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
     }
 }
 

@@ -6,13 +6,13 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::items::{TextKind, report_unknown};
+use super::items::TextKind;
 use super::turns::TurnError;
 use super::usage::TokenUsage;
 use super::{Codex, OUT_OF_STATE, Step, write};
 use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
-use crate::{Effect, Effects, report_bad_line};
+use crate::{Effect, Effects, report_bad_line, report_unknown};
 use marshal_model::limits;
 use marshal_model::{Event, PlanEntry, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};

@@ -11,7 +11,6 @@ use super::rules::{EndMessage, Request, RuleMessage, SlashMessage};
 use super::{CompiledDefinition, Custom, OpenRequest, Phase, Turn, TurnEnd, path_tree};
 use crate::custom::templates::{self, TemplateValues};
 use crate::driver::Protocol as _;
-use crate::open_requests::RejectReason;
 use crate::slash::{self, SlashReply};
 use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
 use marshal_config::dialect_definition::{
@@ -311,19 +310,9 @@ impl Custom {
         let key = match self.open_requests.open(&mut self.ids, &request.name, open) {
             Ok(key) => key,
             Err(clash) => {
-                let (reason, message) = match clash {
-                    RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
-                    RejectReason::TooMany => {
-                        ("too_many_asks", "too many permission requests are open")
-                    }
-                    RejectReason::LongId => ("bad_shape", "the request id is too long"),
-                };
-                report_bad_line(reason, at.line, out);
-                self.deny_at_once(definition, request.id, message, out);
-                if clash == RejectReason::TooMany {
-                    self.count_excess_request(out);
-                }
-                return;
+                report_bad_line(clash.as_str(), at.line, out);
+                self.deny_at_once(definition, request.id, clash.describe(), out);
+                return self.count_rejection(clash, out);
             }
         };
         out.push(Effect::PermissionRequest(PermissionRequest {
@@ -386,7 +375,7 @@ impl Custom {
             return;
         }
         if self.turn == Turn::None {
-            self.withdraw_requests(out);
+            self.open_requests.withdraw_all(out);
         }
         let end = match &message.result {
             Event::SlashResult { text, .. } => slash::answer_effect(true, text),

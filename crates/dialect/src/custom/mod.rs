@@ -287,7 +287,7 @@ impl Protocol for Custom {
     }
 
     fn on_close(&mut self, out: &mut Effects) {
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
     }
 
     fn due(&self) -> Option<Instant> {
@@ -388,12 +388,6 @@ impl Custom {
         self.cancelling || self.channel.is_shutting_down
     }
 
-    /// Ends every open request without an answer.
-    fn withdraw_requests(&mut self, out: &mut Effects) {
-        let open = self.open_requests.close_all().into_iter();
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
-    }
-
     /// Ends every open request, with the answer that the definition defines for it.
     fn deny_requests(&mut self, definition: &DialectDefinition, why: &str, out: &mut Effects) {
         for (key, open) in self.open_requests.close_all() {
@@ -461,8 +455,9 @@ impl Custom {
         reason: &str,
         out: &mut Effects,
     ) {
-        let open = path_tree::parse_name(id).and_then(|name| self.open_requests.close(&name));
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        if let Some(name) = path_tree::parse_name(id) {
+            self.open_requests.withdraw(&name, out);
+        }
         self.deny(definition, id, reason, out);
     }
 

@@ -63,7 +63,7 @@ impl Custom {
     }
 
     pub(super) fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         let named = match std::mem::take(&mut self.turn) {
             Turn::Running(id) => id,
             Turn::None | Turn::Sent => None,

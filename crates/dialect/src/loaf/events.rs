@@ -11,7 +11,7 @@ use super::message::{self, Chunk, EventScope, Payload};
 use super::turn::TurnEnd;
 use crate::driver::Protocol as _;
 use crate::lenient::{Count, parse, parse_object, parse_string};
-use crate::{Effect, Effects, report_bad_line};
+use crate::{Effect, Effects, report_bad_line, report_unknown};
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText};
 use marshal_wire::json::BadFrame;
 
@@ -279,14 +279,5 @@ fn repetition_notice(units: u64) -> Event {
         )
         .into(),
         description: None,
-    }
-}
-
-fn report_unknown(tag: &str, object: &str, out: &mut Effects) {
-    if let Ok(raw) = RawValue::from_string(object.to_owned()) {
-        out.push(Effect::Event(Event::Unknown {
-            tag: tag.into(),
-            raw,
-        }));
     }
 }

@@ -9,7 +9,6 @@ use super::message::{
 };
 use super::{PROTOCOL, Phase, Scaiflux, Turn, TurnEnd};
 use crate::driver::Protocol as _;
-use crate::open_requests::RejectReason;
 use crate::slash::{self, SlashReply};
 use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
 use marshal_model::limits;
@@ -196,19 +195,9 @@ impl Scaiflux {
         let key = match self.open_requests.open(&mut self.ids, id, ()) {
             Ok(key) => key,
             Err(clash) => {
-                let (reason, message) = match clash {
-                    RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
-                    RejectReason::TooMany => {
-                        ("too_many_asks", "too many permission requests are open")
-                    }
-                    RejectReason::LongId => ("bad_shape", "the request id is too long"),
-                };
-                report_bad_line(reason, line, out);
-                self.deny_at_once(id, message, out);
-                if clash == RejectReason::TooMany {
-                    self.count_excess_request(out);
-                }
-                return;
+                report_bad_line(clash.as_str(), line, out);
+                self.deny_at_once(id, clash.describe(), out);
+                return self.count_rejection(clash, out);
             }
         };
         let details = request.details.unwrap_or_default();
@@ -277,7 +266,7 @@ impl Scaiflux {
             return;
         }
         if self.turn == Turn::None {
-            self.withdraw_requests(out);
+            self.open_requests.withdraw_all(out);
         }
         let clear_session = result.clear_session.unwrap_or(false);
         let exit = result.exit.unwrap_or(false);

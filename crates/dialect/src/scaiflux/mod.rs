@@ -153,12 +153,12 @@ impl Protocol for Scaiflux {
     }
 
     fn shut_down(&mut self, out: &mut Effects) {
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         out.push(Effect::Write(message::shutdown()));
     }
 
     fn on_close(&mut self, out: &mut Effects) {
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
     }
 
     fn due(&self) -> Option<Instant> {
@@ -207,7 +207,7 @@ impl Scaiflux {
             return;
         }
         self.cancelling = true;
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         out.push(Effect::Write(message::interrupt()));
     }
 
@@ -216,14 +216,8 @@ impl Scaiflux {
         self.cancelling || self.channel.is_shutting_down
     }
 
-    /// Ends every open request without an answer.
-    fn withdraw_requests(&mut self, out: &mut Effects) {
-        let open = self.open_requests.close_all().into_iter();
-        out.extend(open.map(|(key, ())| Effect::RequestWithdrawn(key)));
-    }
-
     fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         let named = match std::mem::take(&mut self.turn) {
             Turn::Running(id) => id,
             Turn::None | Turn::Sent => None,
@@ -244,8 +238,7 @@ impl Scaiflux {
 
     /// Denies a request without asking anybody.
     fn deny_at_once(&mut self, id: &str, reason: &str, out: &mut Effects) {
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, ())| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         let answer = PermissionResponse::Deny(reason.to_owned());
         out.push(Effect::Write(message::permission_response(id, &answer)));
     }
