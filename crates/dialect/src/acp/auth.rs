@@ -6,9 +6,9 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::envelope::ErrorReply;
 use super::{Acp, Step, describe_error, join_for_display, write};
 use crate::driver::Protocol as _;
+use crate::jsonrpc::ErrorReply;
 use crate::lenient::{BoundedList, parse_object, parse_string};
 use crate::{ChannelError, Effects};
 use marshal_model::UntrustedText;

@@ -5,10 +5,10 @@
 use serde_json::value::RawValue;
 
 use super::auth::AUTH_REQUIRED;
-use super::envelope::ErrorReply;
 use super::message::{self, InitializeResult};
 use super::{Acp, Step, describe_error, write};
 use crate::driver::Protocol as _;
+use crate::jsonrpc::ErrorReply;
 use crate::lenient::parse_object;
 use crate::{ChannelError, Effects};
 use marshal_config::{McpTransport, ServerKind};

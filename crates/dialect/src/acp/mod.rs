@@ -3,7 +3,7 @@
 //! "Prompt turn", "Tool calls", "Cancellation".
 //!
 //! Owns the order of the conversation: the version gate, the session, one turn at a time. Must not
-//! know a message's format (`envelope`, `message`, `write`), or what happens to an event.
+//! know a message's format (`message`, `write`), or what happens to an event.
 //!
 //! Where the protocol is open, or agents differ, this module decides as follows:
 //!
@@ -73,17 +73,15 @@ use serde_json::value::RawValue;
 
 use self::calls::ToolCalls;
 use self::client::ClientRequests;
-use self::envelope::{ErrorReply, Message};
 use self::message::{Capabilities, PermissionOptions};
 use self::resume::Replay;
 use self::setup::SetupState;
 use self::shutdown::ShutdownRequest;
 use super::driver::{ChannelState, Protocol};
+use super::jsonrpc::{self, ErrorReply, Message};
 use super::lenient::parse_object;
 use super::open_requests::{OpenRequests, RequestIds};
-use super::{
-    Command, DialectError, Effect, Effects, OpenParams, PendingDenials, envelope, report_bad_line,
-};
+use super::{Command, DialectError, Effect, Effects, OpenParams, PendingDenials, report_bad_line};
 use marshal_config::PermissionReply;
 use marshal_model::{AgentInfo, ErrorOrigin, Event, TurnOutcome, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
@@ -185,7 +183,7 @@ impl Protocol for Acp {
         if self.try_fast_path(object, out) {
             return Ok(());
         }
-        match envelope::read(object)? {
+        match jsonrpc::read(object)? {
             Message::Reply { id, outcome } => self.handle_reply(id, outcome, line, out),
             Message::Request { id, method, params } => {
                 self.handle_request(&id, &method, params, line, out);

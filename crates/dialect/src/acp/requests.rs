@@ -6,10 +6,10 @@
 use serde_json::value::RawValue;
 
 use super::calls::{CallFields, MessageKind};
-use super::envelope::RequestId;
 use super::message::{PermissionOptions, PermissionParams};
 use super::{Acp, Step, Turn, write};
 use crate::driver::Protocol as _;
+use crate::jsonrpc::{INVALID_PARAMS, RequestId, VERSIONED};
 use crate::lenient::parse_object;
 use crate::{DialectError, Effect, Effects, report_bad_line};
 use marshal_model::{
@@ -37,8 +37,7 @@ impl Acp {
             if self.client_request(id, method, params, line, out) {
                 return;
             }
-            let answer = write::error(id.json(), write::METHOD_NOT_FOUND, "method not found");
-            return out.push(Effect::Write(answer));
+            return out.push(Effect::Write(VERSIONED.method_not_found(id.json())));
         }
         let read = params.and_then(|raw| {
             let params: PermissionParams<'_> = parse_object(raw)?;
@@ -65,7 +64,7 @@ impl Acp {
         report_bad_line("bad_shape", line, out);
         self.open_requests.withdraw(id.json(), out);
         let message = "the permission request cannot be read";
-        let answer = write::error(id.json(), write::INVALID_PARAMS, message);
+        let answer = VERSIONED.error(id.json(), INVALID_PARAMS, message);
         out.push(Effect::Write(answer));
     }
 

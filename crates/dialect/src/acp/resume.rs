@@ -8,10 +8,10 @@ use std::time::Instant;
 use serde_json::value::RawValue;
 
 use super::auth::AUTH_REQUIRED;
-use super::envelope::ErrorReply;
 use super::settings::Settings;
 use super::{Acp, Step, describe_error, message, write};
 use crate::driver::Protocol as _;
+use crate::jsonrpc::ErrorReply;
 use crate::{ChannelError, Effects};
 use marshal_model::Event;
 use marshal_model::limits;

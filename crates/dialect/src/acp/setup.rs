@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::envelope::ErrorReply;
 use super::modes::{self, SkippingModes};
 use super::settings::{self, SessionOption, Settings, UnreadableSettings, Value};
 use super::{Acp, Step, describe_error, join_for_display, write};
 use crate::driver::{Phase, Protocol as _};
+use crate::jsonrpc::ErrorReply;
 use crate::lenient::parse_object;
 use crate::{ChannelError, Effect, Effects};
 use marshal_config::OptionValue;

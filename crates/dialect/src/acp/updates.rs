@@ -197,14 +197,13 @@ impl Acp {
     fn on_cancel_request(&mut self, params: Option<&RawValue>, out: &mut Effects) {
         let id = params
             .and_then(parse_object::<CancelParams<'_>>)
-            .and_then(|params| super::envelope::RequestId::read(params.request_id));
+            .and_then(|params| crate::jsonrpc::RequestId::read(params.request_id));
         let open = id.and_then(|id| {
             let ask = self.open_requests.close(id.json()).map(|(key, _)| key);
             ask.or_else(|| self.client.close(id.json()))
         });
         if let Some(key) = open {
-            let message = "the request was cancelled";
-            let error = write::error(&key.id, write::REQUEST_CANCELLED, message);
+            let error = write::cancellation(&key.id);
             out.push(Effect::RequestWithdrawn(key));
             out.push(Effect::Write(error));
         }

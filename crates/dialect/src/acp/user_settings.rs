@@ -5,11 +5,11 @@
 
 use serde_json::value::RawValue;
 
-use super::envelope::ErrorReply;
 use super::modes::{is_skipping_mode, option_skip_reason, skip_reason};
 use super::settings::{Choice, SessionOption, Value};
 use super::setup::{NotOffered, SettingRequest, WantedSetting, plan_setting};
 use super::{Acp, describe_error, join_for_display};
+use crate::jsonrpc::ErrorReply;
 use crate::{DialectError, Effect, Effects};
 use marshal_model::{ChoiceInfo, Event, OptionState, Setting, SettingValue, UntrustedText};
 

@@ -11,7 +11,7 @@ use super::calls::{self, COMMAND, ToolCall};
 use super::members::Members;
 use super::{Codex, OUT_OF_STATE, Step, write};
 use crate::driver::Protocol as _;
-use crate::envelope::RequestId;
+use crate::jsonrpc::{INVALID_PARAMS, RequestId, UNVERSIONED};
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use crate::open_requests::RejectReason;
 use crate::{DialectError, Effect, Effects, report_bad_line, report_unknown};
@@ -159,7 +159,7 @@ impl Codex {
         out.push(Effect::Write(match method {
             "item/permissions/requestApproval" => write::empty_permissions(id),
             TOOL_REQUEST => write::elicitation_response(id, DECLINE),
-            _ => write::error(id, write::METHOD_NOT_FOUND, "method not found"),
+            _ => UNVERSIONED.method_not_found(id),
         }));
     }
 
@@ -168,11 +168,8 @@ impl Codex {
         report_bad_line("bad_shape", line, out);
         self.open_requests.withdraw(id, out);
         let message = "the request cannot be read";
-        out.push(Effect::Write(write::error(
-            id,
-            write::INVALID_PARAMS,
-            message,
-        )));
+        let answer = UNVERSIONED.error(id, INVALID_PARAMS, message);
+        out.push(Effect::Write(answer));
     }
 
     /// A command, as the request itself reports it. A request for a part of another command has an

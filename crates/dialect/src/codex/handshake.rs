@@ -10,7 +10,7 @@ use super::keepalive::RetryTarget;
 use super::usage::TurnUsage;
 use super::{Codex, Control, Step, describe_error, version, write};
 use crate::driver::{Phase, Protocol as _};
-use crate::envelope::ErrorReply;
+use crate::jsonrpc::ErrorReply;
 use crate::lenient::{parse_object, parse_string};
 use crate::{ChannelError, Effect, Effects};
 use marshal_model::limits;

@@ -3,7 +3,7 @@
 //! versions 0.166 and 0.169.
 //!
 //! Owns the order of the conversation: the version gate, the thread, one turn at a time. Must not
-//! know a message's format (`envelope`, `write`), or what happens to an event.
+//! know a message's format (`write`), or what happens to an event.
 //!
 //! Where the schema is open, this module decides as follows:
 //!
@@ -58,7 +58,7 @@ use self::keepalive::{RetryQueue, RetryTarget};
 use self::turns::Turn;
 use self::usage::TurnUsage;
 use super::driver::{ChannelState, Protocol};
-use super::envelope::{self, ErrorReply, Message};
+use super::jsonrpc::{self, ErrorReply, Message};
 use super::open_requests::{OpenRequests, RequestIds};
 use super::{Command, DialectError, Effect, Effects, OpenParams, PendingDenials, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
@@ -142,7 +142,7 @@ impl Protocol for Codex {
         if self.try_fast_path(object, out) {
             return Ok(());
         }
-        match envelope::read(object)? {
+        match jsonrpc::read(object)? {
             Message::Reply { id, outcome } => self.handle_reply(id, outcome, line, out),
             Message::Request { id, method, params } => {
                 self.handle_request(&id, &method, params, line, out);

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::keepalive::RetryTarget;
 use super::{Codex, OUT_OF_STATE, describe_error, write};
 use crate::driver::Protocol as _;
-use crate::envelope::ErrorReply;
+use crate::jsonrpc::ErrorReply;
 use crate::lenient::{parse_object, parse_string};
 use crate::{Effect, Effects, PendingDenials, report_bad_line};
 use marshal_model::limits;

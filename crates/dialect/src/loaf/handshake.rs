@@ -10,7 +10,7 @@ use super::write::{self, VERSION};
 use super::{Loaf, Step};
 use crate::acp::describe_error;
 use crate::driver::{Phase, Protocol as _};
-use crate::envelope::ErrorReply;
+use crate::jsonrpc::ErrorReply;
 use crate::lenient::parse_object;
 use crate::{ChannelError, DialectError, Effect, Effects};
 use marshal_config::OptionValue;

@@ -50,7 +50,7 @@ use self::login::Login;
 use self::models::{Model, Models};
 use self::turn::Turn;
 use super::driver::{ChannelState, Protocol};
-use super::envelope::{self, ErrorReply, Message, RequestId};
+use super::jsonrpc::{self, ErrorReply, Message, RequestId, VERSIONED};
 use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
@@ -167,7 +167,7 @@ impl Protocol for Loaf {
             self.chunk(&about, chunk, line, out);
             return Ok(());
         }
-        match envelope::read(object)? {
+        match jsonrpc::read(object)? {
             Message::Reply { id, outcome } => self.handle_reply(id, outcome, line, out),
             Message::Request { id, .. } => self.handle_request(&id, line, out),
             Message::Notification { method, params } => {
@@ -300,7 +300,7 @@ impl Loaf {
         if self.step == Step::Handshaking {
             return report_bad_line("out_of_state", line, out);
         }
-        out.push(Effect::Write(write::not_served(id.json())));
+        out.push(Effect::Write(VERSIONED.method_not_found(id.json())));
     }
 
     /// Handles a reply: to our open request, or to one that is no longer awaited.

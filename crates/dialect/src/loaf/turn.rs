@@ -10,7 +10,7 @@ use super::message::{self, AckResult, CommandResult, SendResult};
 use super::{Loaf, PendingReply, write};
 use crate::acp::describe_error;
 use crate::driver::Protocol as _;
-use crate::envelope::ErrorReply;
+use crate::jsonrpc::ErrorReply;
 use crate::lenient::parse_object;
 use crate::{DialectError, Effect, Effects, report_bad_line, slash};
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText, Usage};
