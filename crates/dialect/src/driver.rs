@@ -4,7 +4,7 @@
 //! before the protocol is asked: nothing reaches a closed channel, nothing but the shutdown reaches
 //! one that is not ready, and a child that writes too much of what is no message is another program.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::keepalive::Keepalive;
 use super::open_requests::RejectReason;
@@ -37,6 +37,8 @@ pub(crate) struct ChannelState {
     pub(crate) is_shutting_down: bool,
     /// The agent's last sign of life, and the pings of a protocol that has them.
     pub(crate) keepalive: Keepalive,
+    /// How long the agent may take to answer a request that is not a prompt; `None`: no limit.
+    pub(crate) control_timeout: Option<Duration>,
     /// Lines so far that were not messages.
     bad_lines: u32,
     /// Requests that were denied because too many were open.
@@ -52,6 +54,17 @@ impl ChannelState {
     /// Whether the channel failed or ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.phase == Phase::Closed
+    }
+
+    /// When a request that was sent then must have its reply.
+    pub(crate) fn reply_due(&self, sent: Option<Instant>) -> Option<Instant> {
+        sent?.checked_add(self.control_timeout?)
+    }
+
+    /// When a silent agent gets a ping: only while nothing runs and nothing is awaited.
+    pub(crate) fn ping_due(&self, is_idle: bool) -> Option<Instant> {
+        let waits = is_idle && self.is_ready() && !self.is_shutting_down;
+        self.keepalive.due().filter(|_| waits)
     }
 }
 
@@ -136,6 +149,29 @@ pub(crate) trait Protocol: Send {
         }
     }
 
+    /// Sends a ping by `send`, which returns its id. Any reply shows that the agent is alive. No
+    /// reply at all to several pings is a fault.
+    fn send_ping(
+        &mut self,
+        now: Instant,
+        out: &mut Effects,
+        send: impl FnOnce(&mut Self, &mut Effects) -> u64,
+    ) {
+        if let Err(fault) = self.channel().keepalive.check_missed() {
+            return self.fail_channel(fault, out);
+        }
+        let id = send(self, out);
+        self.channel_mut().keepalive.record_ping(id, now);
+    }
+
+    /// A request of ours has no reply in time.
+    fn fail_unanswered(&mut self, method: &str, out: &mut Effects) {
+        let wait = self.channel().control_timeout.unwrap_or_default();
+        let message =
+            format!("the agent did not answer {method} within {wait:?} (timeouts.control)");
+        self.fail_channel(ChannelError::Unanswered(message), out);
+    }
+
     /// The child broke its protocol.
     fn fail_protocol(&mut self, message: String, out: &mut Effects) {
         self.fail_channel(ChannelError::Protocol(message), out);
@@ -156,7 +192,10 @@ pub(crate) trait Protocol: Send {
 
 impl<P: Protocol> Dialect for P {
     fn open(&mut self, opening: &OpenParams, now: Instant, out: &mut Effects) {
-        self.channel_mut().now = Some(now);
+        let channel = self.channel_mut();
+        channel.now = Some(now);
+        channel.control_timeout = opening.control_timeout;
+        channel.keepalive = Keepalive::new(opening.keepalive_interval);
         self.start(opening, out);
     }
 

@@ -6,9 +6,9 @@ use serde_json::value::RawValue;
 
 use super::auth::AUTH_REQUIRED;
 use super::message::{self, InitializeResult};
-use super::{Acp, Step, describe_error, write};
+use super::{Acp, Step, write};
 use crate::driver::Protocol as _;
-use crate::jsonrpc::ErrorReply;
+use crate::jsonrpc::Outcome;
 use crate::lenient::parse_object;
 use crate::{ChannelError, Effects};
 use marshal_config::{McpTransport, ServerKind};
@@ -16,19 +16,15 @@ use marshal_model::UntrustedText;
 
 impl Acp {
     /// The version gate. Only the integer 1 passes, before anything else is written.
-    pub(super) fn on_initialize_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_initialize_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let result = match outcome {
             Ok(result) => result,
             Err(error) if !error.is_about_version() => {
-                let why = format!("the agent cannot start: {}", describe_error(&error));
+                let why = format!("the agent cannot start: {}", error.describe());
                 return self.fail_channel(ChannelError::NeedsSetup(why), out);
             }
             Err(error) => {
-                let theirs = format!("none; to initialize {}", describe_error(&error));
+                let theirs = format!("none; to initialize {}", error.describe());
                 return self.fail_version(theirs, out);
             }
         };
@@ -92,19 +88,12 @@ impl Acp {
     }
 
     /// The reply to `session/new`.
-    pub(super) fn on_session_new_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_session_new_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let result = match outcome {
             Ok(result) => result,
             Err(error) if error.code == AUTH_REQUIRED => return self.fail_login(&error, out),
             Err(error) => {
-                let text = format!(
-                    "the agent did not open a session: {}",
-                    describe_error(&error)
-                );
+                let text = format!("the agent did not open a session: {}", error.describe());
                 return self.fail_protocol(text, out);
             }
         };

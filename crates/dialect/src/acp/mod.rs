@@ -69,8 +69,6 @@ pub(super) use mcp_tool_call::parse_mcp_tool_call;
 
 use std::time::Instant;
 
-use serde_json::value::RawValue;
-
 use self::calls::ToolCalls;
 use self::client::ClientRequests;
 use self::message::{Capabilities, PermissionOptions};
@@ -78,12 +76,12 @@ use self::resume::Replay;
 use self::setup::SetupState;
 use self::shutdown::ShutdownRequest;
 use super::driver::{ChannelState, Protocol};
-use super::jsonrpc::{self, ErrorReply, Message};
+use super::jsonrpc::{self, Message, Outcome, OwnRequests};
 use super::lenient::parse_object;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::{Command, DialectError, Effect, Effects, OpenParams, PendingDenials, report_bad_line};
 use marshal_config::PermissionReply;
-use marshal_model::{AgentInfo, ErrorOrigin, Event, TurnOutcome, UntrustedText, Usage};
+use marshal_model::{AgentInfo, Event, TurnOutcome, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
 
 /// What the handshake waits for.
@@ -118,24 +116,14 @@ enum Turn {
     Running(u64),
 }
 
-/// Our open request that is not a prompt. There is one at a time.
-#[derive(Debug, Clone, Copy)]
-struct Control {
-    id: u64,
-    method: &'static str,
-    sent: Option<Instant>,
-}
-
 /// One channel that speaks ACP.
 #[derive(Debug, Default)]
 pub struct Acp {
     channel: ChannelState,
     step: Step,
-    /// The id of our last request.
-    last_id: u64,
+    requests: OwnRequests,
     opening: OpenParams,
     capabilities: Capabilities,
-    control: Option<Control>,
     /// Pages of `session/list` read so far.
     pages: u32,
     replay: Replay,
@@ -225,22 +213,27 @@ impl Protocol for Acp {
 
     fn on_close(&mut self, out: &mut Effects) {
         self.withdraw_requests(out);
-        self.control = None;
+        self.requests.stop_waiting();
     }
 
     fn due(&self) -> Option<Instant> {
-        let due = [self.control_due(), self.quiet_due(), self.keepalive_due()];
+        let due = [
+            self.channel.reply_due(self.requests.waits_since()),
+            self.quiet_due(),
+            self.ping_due(),
+        ];
         due.into_iter().flatten().min()
     }
 
     fn handle_due(&mut self, now: Instant, out: &mut Effects) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if is_due(self.control_due()) {
+        if is_due(self.channel.reply_due(self.requests.waits_since())) {
             self.on_control_timeout(out);
         } else if is_due(self.quiet_due()) {
             self.finish_replay(out);
-        } else if is_due(self.keepalive_due()) {
-            self.send_keepalive(now, out);
+        } else if is_due(self.ping_due()) {
+            // No agent has this method: its error is the sign of life.
+            self.send_ping(now, out, |acp, out| acp.requests.write(out, write::ping));
         }
     }
 
@@ -252,11 +245,6 @@ impl Protocol for Acp {
 }
 
 impl Acp {
-    fn fresh_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
-    }
-
     /// Writes a request whose reply moves the conversation on.
     fn send_request(
         &mut self,
@@ -264,28 +252,22 @@ impl Acp {
         out: &mut Effects,
         line: impl FnOnce(u64) -> Vec<u8>,
     ) {
-        let id = self.fresh_id();
-        self.control = Some(Control {
-            id,
-            method,
-            sent: self.channel.now,
-        });
-        out.push(Effect::Write(line(id)));
+        self.requests
+            .write_awaited(method, self.channel.now, out, line);
     }
 
     /// Handles a reply: to our open request, or to one that is no longer awaited.
     fn handle_reply(
         &mut self,
         id: Option<u64>,
-        outcome: Result<&RawValue, ErrorReply>,
+        outcome: Outcome<'_>,
         line: &[u8],
         out: &mut Effects,
     ) {
         let Some(id) = id else {
             return report_bad_line("unknown_id", line, out);
         };
-        if self.control.is_some_and(|control| control.id == id) {
-            self.control = None;
+        if self.requests.take_reply(id) {
             return self.on_control_reply(outcome, out);
         }
         match self.turn {
@@ -298,7 +280,7 @@ impl Acp {
     }
 
     /// Handles the reply to such a request.
-    fn on_control_reply(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
+    fn on_control_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         if self.channel.is_ready() {
             return if self.channel.is_shutting_down {
                 self.on_shutdown_reply(out);
@@ -318,12 +300,7 @@ impl Acp {
     }
 
     /// The turn's end.
-    fn on_prompt_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        line: &[u8],
-        out: &mut Effects,
-    ) {
+    fn on_prompt_reply(&mut self, outcome: Outcome<'_>, line: &[u8], out: &mut Effects) {
         let unconfirmed = std::mem::take(&mut self.unconfirmed_denials);
         if outcome.is_err() {
             self.denials.restore(unconfirmed);
@@ -345,12 +322,8 @@ impl Acp {
                 }
             }
             Err(error) => {
-                let text = describe_error(&error);
-                out.push(Effect::Event(Event::AgentError {
-                    code: error.code.into(),
-                    message: error.message.into(),
-                    origin: ErrorOrigin::Unknown,
-                }));
+                let text = error.describe();
+                out.push(Effect::Event(error.into_event()));
                 self.failed_turn_end(text)
             }
         };
@@ -416,17 +389,6 @@ impl Acp {
         let wanted = self.client.close_all().into_iter();
         out.extend(wanted.map(Effect::RequestWithdrawn));
     }
-}
-
-/// Describes an error of the agent in one sentence.
-pub(super) fn describe_error(error: &ErrorReply) -> String {
-    let code = UntrustedText::from(error.code.as_str()).escape_for_display(40);
-    let message = UntrustedText::from(error.message.as_str()).escape_for_display(300);
-    let data = error.data.as_deref().map(UntrustedText::from);
-    let data = data.map_or_else(String::new, |data| {
-        format!(" ({})", data.escape_for_display(200))
-    });
-    format!("the agent reported error {code}: {message}{data}")
 }
 
 /// Joins texts of an agent into a list for a person: escaped, with the rest of a long list only

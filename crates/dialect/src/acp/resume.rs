@@ -5,13 +5,11 @@
 
 use std::time::Instant;
 
-use serde_json::value::RawValue;
-
 use super::auth::AUTH_REQUIRED;
 use super::settings::Settings;
-use super::{Acp, Step, describe_error, message, write};
+use super::{Acp, Step, message, write};
 use crate::driver::Protocol as _;
-use crate::jsonrpc::ErrorReply;
+use crate::jsonrpc::Outcome;
 use crate::{ChannelError, Effects};
 use marshal_model::Event;
 use marshal_model::limits;
@@ -99,17 +97,13 @@ impl Acp {
     }
 
     /// Handles a page of the agent's sessions.
-    pub(super) fn on_session_list_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_session_list_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let Some(wanted) = &self.opening.resume else {
             return;
         };
         let why = match outcome {
             Err(error) if error.code == AUTH_REQUIRED => return self.fail_login(&error, out),
-            Err(error) => format!("session/list failed: {}", describe_error(&error)),
+            Err(error) => format!("session/list failed: {}", error.describe()),
             Ok(result) => match message::find_in_session_list(result, wanted) {
                 None => "its list of sessions cannot be read".to_owned(),
                 Some((true, _)) => {
@@ -157,11 +151,7 @@ impl Acp {
     }
 
     /// Handles the reply to `session/load` or `session/resume`, which names no session.
-    pub(super) fn on_session_load_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_session_load_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let result = match outcome {
             Ok(result) => result,
             Err(error) if error.code == AUTH_REQUIRED => return self.fail_login(&error, out),
@@ -169,7 +159,7 @@ impl Acp {
                 return self.load_by(LOAD, out);
             }
             Err(error) => {
-                return self.fail_channel(ChannelError::NotResumed(describe_error(&error)), out);
+                return self.fail_channel(ChannelError::NotResumed(error.describe()), out);
             }
         };
         self.session.clone_from(&self.opening.resume);

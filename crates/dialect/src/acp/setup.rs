@@ -11,9 +11,9 @@ use serde_json::value::RawValue;
 
 use super::modes::{self, SkippingModes};
 use super::settings::{self, SessionOption, Settings, UnreadableSettings, Value};
-use super::{Acp, Step, describe_error, join_for_display, write};
+use super::{Acp, Step, join_for_display, write};
 use crate::driver::{Phase, Protocol as _};
-use crate::jsonrpc::ErrorReply;
+use crate::jsonrpc::Outcome;
 use crate::lenient::parse_object;
 use crate::{ChannelError, Effect, Effects};
 use marshal_config::OptionValue;
@@ -120,11 +120,7 @@ impl Acp {
     }
 
     /// Handles the reply to one of these requests.
-    pub(super) fn on_setting_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_setting_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let Some(step) = self.setup.pending.take() else {
             return;
         };
@@ -132,7 +128,7 @@ impl Acp {
             Ok(result) => result,
             Err(error) => {
                 return self.fail_setting(
-                    format!("{}: {}", step.describe_rejection(), describe_error(&error)),
+                    format!("{}: {}", step.describe_rejection(), error.describe()),
                     out,
                 );
             }

@@ -30,7 +30,7 @@ impl Acp {
             return self.log_out(out);
         }
         // An agent that still works at a request of ours can stop.
-        if let Some(control) = self.control.take()
+        if let Some(control) = self.requests.stop_waiting()
             && self.step != Step::Initializing
         {
             out.push(Effect::Write(write::cancel_request(control.id)));

@@ -112,8 +112,7 @@ impl Claude {
 
     /// When the open request must have its reply.
     pub(super) fn control_due(&self) -> Option<Instant> {
-        let sent = self.control.as_ref()?.sent?;
-        sent.checked_add(self.opening.control_timeout?)
+        self.channel.reply_due(self.control.as_ref()?.sent)
     }
 
     pub(super) fn on_control_timeout(&mut self, out: &mut Effects) {

@@ -8,9 +8,9 @@ use serde_json::value::RawValue;
 
 use super::keepalive::RetryTarget;
 use super::usage::TurnUsage;
-use super::{Codex, Control, Step, describe_error, version, write};
+use super::{Codex, Step, version, write};
 use crate::driver::{Phase, Protocol as _};
-use crate::jsonrpc::ErrorReply;
+use crate::jsonrpc::{ErrorReply, Outcome};
 use crate::lenient::{parse_object, parse_string};
 use crate::{ChannelError, Effect, Effects};
 use marshal_model::limits;
@@ -40,28 +40,25 @@ impl Codex {
     /// Writes the request that a step waits for.
     pub(super) fn send_request(&mut self, step: Step, out: &mut Effects) {
         self.step = step;
-        let id = self.fresh_id();
-        let opening = &self.opening;
-        let (method, line) = match (step, &self.opening.resume) {
-            (Step::Initializing, _) => ("initialize", write::initialize(id)),
-            (Step::Account, _) => ("account/read", write::account(id)),
-            (Step::Resuming, Some(thread)) => ("thread/resume", write::resume(id, thread, opening)),
-            (Step::Starting | Step::Resuming, _) => ("thread/start", write::start(id, opening)),
-        };
-        self.control = Some(Control {
-            id,
-            method,
-            sent: self.channel.now,
-        });
-        out.push(Effect::Write(line));
+        let (now, opening, requests) = (self.channel.now, &self.opening, &mut self.requests);
+        match (step, &opening.resume) {
+            (Step::Initializing, _) => {
+                requests.write_awaited("initialize", now, out, write::initialize);
+            }
+            (Step::Account, _) => requests.write_awaited("account/read", now, out, write::account),
+            (Step::Resuming, Some(thread)) => {
+                requests.write_awaited("thread/resume", now, out, |id| {
+                    write::resume(id, thread, opening)
+                });
+            }
+            (Step::Starting | Step::Resuming, _) => {
+                requests.write_awaited("thread/start", now, out, |id| write::start(id, opening));
+            }
+        }
     }
 
     /// Handles the reply to such a request.
-    pub(super) fn on_control_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_control_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         if let Err(error) = &outcome
             && self.schedule_retry(error, RetryTarget::Control)
         {
@@ -70,12 +67,12 @@ impl Codex {
         match (self.step, outcome) {
             (Step::Initializing, Ok(result)) => self.on_initialize_reply(result, out),
             (Step::Initializing, Err(error)) if !error.is_about_version() => {
-                let why = format!("the agent cannot start: {}", describe_error(&error));
+                let why = format!("the agent cannot start: {}", error.describe_without_data());
                 self.fail_channel(ChannelError::NeedsSetup(why), out);
             }
             (Step::Initializing, Err(error)) => {
                 self.fail_version(
-                    format!("none; to initialize {}", describe_error(&error)),
+                    format!("none; to initialize {}", error.describe_without_data()),
                     out,
                 );
             }
@@ -83,14 +80,14 @@ impl Codex {
             (Step::Account, Err(error)) => {
                 let message = format!(
                     "the agent did not report who is logged in: {}",
-                    describe_error(&error)
+                    error.describe_without_data()
                 );
                 self.fail_protocol(message, out);
             }
             (Step::Starting | Step::Resuming, Ok(result)) => self.on_thread_reply(result, out),
             (Step::Starting, Err(error)) => self.fail_thread_start(&error, out),
             (Step::Resuming, Err(error)) => {
-                self.fail_channel(ChannelError::NotResumed(describe_error(&error)), out);
+                self.fail_channel(ChannelError::NotResumed(error.describe_without_data()), out);
             }
         }
     }
@@ -153,7 +150,10 @@ impl Codex {
 
     /// A request that is rejected once would be rejected again.
     fn fail_thread_start(&mut self, error: &ErrorReply, out: &mut Effects) {
-        let message = format!("the agent did not open a thread: {}", describe_error(error));
+        let message = format!(
+            "the agent did not open a thread: {}",
+            error.describe_without_data()
+        );
         let fault = match error.code.as_str() {
             "-32600" | "-32602" => ChannelError::NeedsSetup(message),
             _ => ChannelError::Protocol(message),

@@ -48,8 +48,6 @@ mod write;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use serde_json::value::RawValue;
-
 pub(super) use self::calls::parse_mcp_tool_call;
 
 use self::approvals::OpenApproval;
@@ -58,7 +56,7 @@ use self::keepalive::{RetryQueue, RetryTarget};
 use self::turns::Turn;
 use self::usage::TurnUsage;
 use super::driver::{ChannelState, Protocol};
-use super::jsonrpc::{self, ErrorReply, Message};
+use super::jsonrpc::{self, ErrorReply, Message, Outcome, OwnRequests};
 use super::open_requests::{OpenRequests, RequestIds};
 use super::{Command, DialectError, Effect, Effects, OpenParams, PendingDenials, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
@@ -81,23 +79,13 @@ enum Step {
     Resuming,
 }
 
-/// Our request that the handshake waits for.
-#[derive(Debug, Clone, Copy)]
-struct Control {
-    id: u64,
-    method: &'static str,
-    sent: Option<Instant>,
-}
-
 /// One channel that speaks to `codex app-server`.
 #[derive(Debug, Default)]
 pub struct Codex {
     channel: ChannelState,
     step: Step,
-    /// The id of our last request.
-    last_id: u64,
+    requests: OwnRequests,
     opening: OpenParams,
-    control: Option<Control>,
     info: AgentInfo,
     /// The thread's id, once the channel is ready.
     thread: Option<UntrustedText>,
@@ -180,21 +168,38 @@ impl Protocol for Codex {
     fn shut_down(&mut self, out: &mut Effects) {
         self.cancel(out);
         self.cancel_requests(out);
-        self.control = None;
+        self.requests.stop_waiting();
         out.push(Effect::CloseInput);
     }
 
     fn on_close(&mut self, out: &mut Effects) {
         self.open_requests.withdraw_all(out);
-        self.control = None;
+        self.requests.stop_waiting();
     }
 
     fn due(&self) -> Option<Instant> {
-        self.due()
+        let due = [
+            self.channel.reply_due(self.requests.waits_since()),
+            self.retry_due(),
+            self.ping_due(),
+        ];
+        due.into_iter().flatten().min()
     }
 
     fn handle_due(&mut self, now: Instant, out: &mut Effects) {
-        self.handle_due(now, out);
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if is_due(self.channel.reply_due(self.requests.waits_since())) {
+            self.on_control_timeout(out);
+        } else if is_due(self.retry_due()) {
+            if let Some(again) = self.retries.take(now) {
+                self.retry_request(again, out);
+            }
+        } else if is_due(self.ping_due()) {
+            // No version has this method: its error is the sign of life.
+            self.send_ping(now, out, |codex, out| {
+                codex.requests.write(out, write::ping)
+            });
+        }
     }
 
     fn unsent_denials(&mut self) -> PendingDenials {
@@ -205,24 +210,18 @@ impl Protocol for Codex {
 }
 
 impl Codex {
-    fn fresh_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
-    }
-
     /// Handles a reply: to our open request, or to one that is no longer awaited.
     fn handle_reply(
         &mut self,
         id: Option<u64>,
-        outcome: Result<&RawValue, ErrorReply>,
+        outcome: Outcome<'_>,
         line: &[u8],
         out: &mut Effects,
     ) {
         let Some(id) = id else {
             return report_bad_line("unknown_id", line, out);
         };
-        if self.control.is_some_and(|control| control.id == id) {
-            self.control = None;
+        if self.requests.take_reply(id) {
             return self.on_control_reply(outcome, out);
         }
         if self
@@ -273,11 +272,4 @@ impl Codex {
             .as_ref()
             .is_some_and(|ours| ours.raw() == thread)
     }
-}
-
-/// Describes an error of the agent in one sentence.
-fn describe_error(error: &ErrorReply) -> String {
-    let code = UntrustedText::from(error.code.as_str()).escape_for_display(40);
-    let message = UntrustedText::from(error.message.as_str()).escape_for_display(300);
-    format!("the agent reported error {code}: {message}")
 }

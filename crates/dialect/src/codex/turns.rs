@@ -6,9 +6,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::keepalive::RetryTarget;
-use super::{Codex, OUT_OF_STATE, describe_error, write};
+use super::{Codex, OUT_OF_STATE, write};
 use crate::driver::Protocol as _;
-use crate::jsonrpc::ErrorReply;
+use crate::jsonrpc::{ErrorReply, Outcome};
 use crate::lenient::{parse_object, parse_string};
 use crate::{Effect, Effects, PendingDenials, report_bad_line};
 use marshal_model::limits;
@@ -137,7 +137,7 @@ impl Codex {
 
     /// Writes the request that starts the turn.
     pub(super) fn start_turn(&mut self, out: &mut Effects) {
-        let id = self.fresh_id();
+        let id = self.requests.next_id();
         let (Some(thread), Some(turn)) = (&self.thread, &mut self.turn) else {
             return;
         };
@@ -155,11 +155,7 @@ impl Codex {
     }
 
     /// Handles the reply to that: the turn's name, or an error.
-    pub(super) fn on_turn_start_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_turn_start_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         #[derive(Deserialize)]
         struct Started<'a> {
             #[serde(borrow)]
@@ -175,12 +171,8 @@ impl Codex {
                 if is_new && self.schedule_retry(&error, RetryTarget::Turn) {
                     return;
                 }
-                let detail = describe_error(&error);
-                out.push(Effect::Event(Event::AgentError {
-                    code: error.code.into(),
-                    message: error.message.into(),
-                    origin: ErrorOrigin::Unknown,
-                }));
+                let detail = error.describe_without_data();
+                out.push(Effect::Event(error.into_event()));
                 return self.end_turn(TurnEnd::failure(detail), out);
             }
         };
@@ -390,7 +382,7 @@ impl Codex {
         if !is_named || self.channel.is_shutting_down {
             return;
         }
-        let id = self.fresh_id();
+        let id = self.requests.next_id();
         let named = self.turn.as_ref().and_then(|turn| turn.id.as_deref());
         let (Some(thread), Some(turn)) = (&self.thread, named) else {
             return;

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::lenient::parse_object;
 use marshal_model::limits;
+use marshal_model::{ErrorOrigin, Event, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};
 
 /// A message of the agent.
@@ -31,9 +32,12 @@ pub(crate) enum Message<'a> {
     /// The answer to a request of ours; `id` is `None` if it names none that could be ours.
     Reply {
         id: Option<u64>,
-        outcome: Result<&'a RawValue, ErrorReply>,
+        outcome: Outcome<'a>,
     },
 }
+
+/// The result of a request of ours, or the error.
+pub(crate) type Outcome<'a> = Result<&'a RawValue, ErrorReply>;
 
 /// The id of an agent's request as canonical JSON: `1` and `"1"` are two ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +85,31 @@ impl ErrorReply {
         let message = self.message.to_lowercase();
         let data = self.data.as_deref().unwrap_or_default();
         message.contains("version") || message.contains("protocol") || data.contains("supported")
+    }
+
+    /// The error in one sentence.
+    pub(crate) fn describe(&self) -> String {
+        let data = self.data.as_deref().map(UntrustedText::from);
+        let data = data.map_or_else(String::new, |data| {
+            format!(" ({})", data.escape_for_display(200))
+        });
+        format!("{}{data}", self.describe_without_data())
+    }
+
+    /// The same, but for its data.
+    pub(crate) fn describe_without_data(&self) -> String {
+        let code = UntrustedText::from(self.code.as_str()).escape_for_display(40);
+        let message = UntrustedText::from(self.message.as_str()).escape_for_display(300);
+        format!("the agent reported error {code}: {message}")
+    }
+
+    /// The event that reports it.
+    pub(crate) fn into_event(self) -> Event {
+        Event::AgentError {
+            code: self.code.into(),
+            message: self.message.into(),
+            origin: ErrorOrigin::Unknown,
+        }
     }
 
     /// Reads an error of any shape. Unreadable parts are skipped.
@@ -252,6 +281,28 @@ mod tests {
                 let line = format!("{{{version}{members}}}");
                 assert_eq!(summary(&line), wanted, "{line}");
             }
+        }
+    }
+
+    #[test]
+    fn an_error_is_described_in_one_sentence() {
+        for (error, brief, data) in [
+            ("{}", "the agent reported error : ", ""),
+            (
+                r#"{"code":-1,"message":"a\nb","data":{"c":1}}"#,
+                r"the agent reported error -1: a\nb",
+                r#" ({"c":1})"#,
+            ),
+            (r#"{"message":[1]}"#, "the agent reported error : [1]", ""),
+            (r#""no""#, r#"the agent reported error : "no""#, ""),
+        ] {
+            let line = format!("{{\"id\":1,\"error\":{error}}}");
+            let Ok(Message::Reply { outcome, .. }) = read(&line) else {
+                panic!("{line}");
+            };
+            let error = outcome.unwrap_err();
+            assert_eq!(error.describe_without_data(), brief);
+            assert_eq!(error.describe(), format!("{brief}{data}"));
         }
     }
 

@@ -4,7 +4,9 @@
 //! [`VERSIONED`] or [`UNVERSIONED`].
 
 mod message;
+mod own_requests;
 mod write;
 
-pub(crate) use message::{ErrorReply, Message, RequestId, present, read};
+pub(crate) use message::{ErrorReply, Message, Outcome, RequestId, present, read};
+pub(crate) use own_requests::OwnRequests;
 pub(crate) use write::{INVALID_PARAMS, Nothing, UNVERSIONED, VERSIONED};

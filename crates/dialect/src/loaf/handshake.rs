@@ -8,9 +8,8 @@ use super::message::{self, HandshakeResult, State};
 use super::models::{self, Model, Models};
 use super::write::{self, VERSION};
 use super::{Loaf, Step};
-use crate::acp::describe_error;
 use crate::driver::{Phase, Protocol as _};
-use crate::jsonrpc::ErrorReply;
+use crate::jsonrpc::{ErrorReply, Outcome};
 use crate::lenient::parse_object;
 use crate::{ChannelError, DialectError, Effect, Effects};
 use marshal_config::OptionValue;
@@ -40,11 +39,7 @@ impl Loaf {
     /// The version gate. Only a version with the major number 1 passes, before anything else is
     /// written. An agent of a later minor version rejects ours because the handshake is strict. So
     /// the handshake is repeated once, with its version.
-    pub(super) fn on_handshake_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_handshake_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let result = match outcome {
             Ok(result) => result,
             Err(error) => {
@@ -64,7 +59,7 @@ impl Loaf {
                     }
                     None => {
                         self.fail_version(
-                            format!("none; to rpc.handshake {}", describe_error(&error)),
+                            format!("none; to rpc.handshake {}", error.describe()),
                             out,
                         );
                     }
@@ -111,18 +106,11 @@ impl Loaf {
     }
 
     /// The reply to `session.create`.
-    pub(super) fn on_session_create_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_session_create_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         match outcome {
             Ok(result) => self.session = message::session_id(result),
             Err(error) => {
-                let text = format!(
-                    "the agent did not open a session: {}",
-                    describe_error(&error)
-                );
+                let text = format!("the agent did not open a session: {}", error.describe());
                 return self.fail_protocol(text, out);
             }
         }
@@ -136,11 +124,7 @@ impl Loaf {
     /// Handles the reply to `session.get`. A session in which a turn runs, or waits, that this
     /// channel did not send is not resumed: waiting prompts could be dropped, but a running one
     /// cannot be undone.
-    pub(super) fn on_session_get_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_session_get_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let Some(wanted) = self.opening.resume.clone() else {
             return;
         };
@@ -151,7 +135,7 @@ impl Loaf {
                 let why = "the state of the session cannot be read".to_owned();
                 return self.fail_channel(not_resumed(why), out);
             }
-            Err(error) => return self.fail_channel(not_resumed(describe_error(&error)), out),
+            Err(error) => return self.fail_channel(not_resumed(error.describe()), out),
         };
         if let Some(other) = state.id().filter(|id| *id != wanted) {
             let why = format!(
@@ -181,11 +165,7 @@ impl Loaf {
     }
 
     /// The reply to `model.list`.
-    pub(super) fn on_model_list_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_model_list_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         self.models = outcome.ok().and_then(Models::read).unwrap_or_default();
         self.select_wanted_model(out);
     }
@@ -226,11 +206,7 @@ impl Loaf {
     }
 
     /// Handles the reply to the `model.select` of the handshake.
-    pub(super) fn on_model_select_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_model_select_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let Some(model) = self.selecting.take() else {
             return;
         };
@@ -276,7 +252,7 @@ impl Loaf {
         setting: &Setting,
         out: &mut Effects,
     ) -> Result<(), DialectError> {
-        if self.control.is_some() {
+        if self.requests.is_waiting() {
             return Err(DialectError::SettingPending);
         }
         let not_offered = |why: &str| Err(DialectError::NotOffered(why.to_owned()));
@@ -306,11 +282,7 @@ impl Loaf {
     }
 
     /// Handles the agent's reply to a person's setting.
-    pub(super) fn on_user_setting_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_user_setting_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let Some(model) = self.selecting.take() else {
             return;
         };
@@ -336,8 +308,5 @@ impl Loaf {
 
 fn describe_rejection(model: &Model, error: &ErrorReply) -> String {
     let model = UntrustedText::from(model.id.as_str()).escape_for_display(80);
-    format!(
-        "the agent rejected the model {model}: {}",
-        describe_error(error)
-    )
+    format!("the agent rejected the model {model}: {}", error.describe())
 }

@@ -66,9 +66,7 @@ impl Loaf {
     pub(super) fn login_due(&self) -> Option<Instant> {
         let since = self.login.as_ref()?.since?;
         let waits = !self.channel.is_shutting_down;
-        since
-            .checked_add(self.opening.control_timeout?)
-            .filter(|_| waits)
+        self.channel.reply_due(Some(since)).filter(|_| waits)
     }
 
     pub(super) fn on_login_timeout(&mut self, out: &mut Effects) {

@@ -42,15 +42,13 @@ mod write;
 
 use std::time::Instant;
 
-use serde_json::value::RawValue;
-
 use self::answer_text::AnswerText;
 use self::calls::ToolCalls;
 use self::login::Login;
 use self::models::{Model, Models};
 use self::turn::Turn;
 use super::driver::{ChannelState, Protocol};
-use super::jsonrpc::{self, ErrorReply, Message, RequestId, VERSIONED};
+use super::jsonrpc::{self, Message, Outcome, OwnRequests, RequestId, VERSIONED};
 use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
@@ -73,14 +71,6 @@ enum Step {
     Listing,
     /// Waits for the reply to `model.select`.
     Selecting,
-}
-
-/// Our open request that moves the conversation on. There is one at a time.
-#[derive(Debug, Clone, Copy)]
-struct Control {
-    id: u64,
-    method: &'static str,
-    sent: Option<Instant>,
 }
 
 /// The purpose of any other open request.
@@ -120,14 +110,12 @@ struct OpenRequest {
 pub struct Loaf {
     channel: ChannelState,
     step: Step,
-    /// The id of our last request.
-    last_id: u64,
+    requests: OwnRequests,
     opening: OpenParams,
     /// Whether the handshake was repeated with the agent's version.
     is_handshake_repeated: bool,
     /// The methods that the agent supports, if it lists them.
     methods: Option<Vec<String>>,
-    control: Option<Control>,
     /// The model that is being selected.
     selecting: Option<Model>,
     open_requests: Vec<OpenRequest>,
@@ -211,28 +199,28 @@ impl Protocol for Loaf {
         if self.channel.is_ready() && self.has_method("system.shutdown") {
             return self.send_request("system.shutdown", out, write::shutdown);
         }
-        self.control = None;
+        self.requests.stop_waiting();
         out.push(Effect::CloseInput);
     }
 
     fn on_close(&mut self, _out: &mut Effects) {
-        self.control = None;
+        self.requests.stop_waiting();
     }
 
     fn due(&self) -> Option<Instant> {
         let due = [
-            self.control_due(),
+            self.channel.reply_due(self.requests.waits_since()),
             self.send_due(),
             self.login_due(),
             self.command_due(),
-            self.keepalive_due(),
+            self.ping_due(),
         ];
         due.into_iter().flatten().min()
     }
 
     fn handle_due(&mut self, now: Instant, out: &mut Effects) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if is_due(self.control_due()) {
+        if is_due(self.channel.reply_due(self.requests.waits_since())) {
             self.on_control_timeout(out);
         } else if is_due(self.send_due()) {
             self.fail_unanswered("session.send", out);
@@ -240,8 +228,10 @@ impl Protocol for Loaf {
             self.on_login_timeout(out);
         } else if is_due(self.command_due()) {
             self.on_command_timeout(now, out);
-        } else if is_due(self.keepalive_due()) {
-            self.send_keepalive(now, out);
+        } else if is_due(self.ping_due()) {
+            self.send_ping(now, out, |loaf, out| {
+                loaf.send_side_request(PendingReply::Ping, out, write::ping)
+            });
         }
     }
 }
@@ -253,11 +243,6 @@ impl Loaf {
         methods.is_none_or(|methods| methods.iter().any(|item| item == method))
     }
 
-    const fn fresh_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
-    }
-
     /// Writes a request whose reply moves the conversation on.
     fn send_request(
         &mut self,
@@ -265,13 +250,8 @@ impl Loaf {
         out: &mut Effects,
         line: impl FnOnce(u64) -> Vec<u8>,
     ) {
-        let id = self.fresh_id();
-        self.control = Some(Control {
-            id,
-            method,
-            sent: self.channel.now,
-        });
-        out.push(Effect::Write(line(id)));
+        self.requests
+            .write_awaited(method, self.channel.now, out, line);
     }
 
     /// Writes a request whose reply does not; returns its id.
@@ -281,7 +261,7 @@ impl Loaf {
         out: &mut Effects,
         line: impl FnOnce(u64) -> Vec<u8>,
     ) -> u64 {
-        let id = self.fresh_id();
+        let id = self.requests.write(out, line);
         if self.open_requests.len() >= OPEN {
             self.open_requests.remove(0);
         }
@@ -290,7 +270,6 @@ impl Loaf {
             pending: wait,
             sent: self.channel.now,
         });
-        out.push(Effect::Write(line(id)));
         id
     }
 
@@ -307,15 +286,14 @@ impl Loaf {
     fn handle_reply(
         &mut self,
         id: Option<u64>,
-        outcome: Result<&RawValue, ErrorReply>,
+        outcome: Outcome<'_>,
         line: &[u8],
         out: &mut Effects,
     ) {
         let Some(id) = id else {
             return report_bad_line("unknown_id", line, out);
         };
-        if self.control.is_some_and(|control| control.id == id) {
-            self.control = None;
+        if self.requests.take_reply(id) {
             return self.on_control_reply(outcome, out);
         }
         let Some(at) = self.open_requests.iter().position(|open| open.id == id) else {
@@ -334,7 +312,7 @@ impl Loaf {
     }
 
     /// Handles the reply to the request that moves the conversation on.
-    fn on_control_reply(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
+    fn on_control_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         if self.channel.is_ready() {
             return if self.channel.is_shutting_down {
                 // Any reply to the shutdown request completes it.
