@@ -43,10 +43,12 @@ pub mod loaf;
 pub mod mcp;
 mod mcp_tool_call;
 mod mode_guard;
+mod named_turn;
 mod open_requests;
 pub mod scaiflux;
 pub mod skillpilot;
 mod slash;
+mod turn_end;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,7 +62,7 @@ use serde_json::value::RawValue;
 use marshal_config::{self as config, DialectName};
 use marshal_model::limits;
 use marshal_model::{
-    AgentInfo, ClientCall, ClientCapabilities, ClientResult, Event, PermissionRequest,
+    AgentInfo, ClientCall, ClientCapabilities, ClientResult, ErrorOrigin, Event, PermissionRequest,
     PermissionRequestKey, PermissionResponse, Setting, UntrustedText,
 };
 
@@ -378,6 +380,25 @@ fn report_unknown(tag: &str, object: &str, out: &mut Effects) {
             raw: raw.to_owned(),
         }));
     }
+}
+
+/// An error of the agent as an event, and as a sentence of ours.
+fn describe_agent_error(
+    code: UntrustedText,
+    message: UntrustedText,
+    origin: ErrorOrigin,
+) -> (Event, String) {
+    let text = format!(
+        "the agent reported error {}: {}",
+        code.escape_for_display(80),
+        message.escape_for_display(300)
+    );
+    let event = Event::AgentError {
+        code,
+        message,
+        origin,
+    };
+    (event, text)
 }
 
 /// Merges adjacent pieces of text, and of thought, up to [`limits::MERGED_TEXT_BYTES`] each, so

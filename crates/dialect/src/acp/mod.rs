@@ -79,9 +79,10 @@ use super::driver::{ChannelState, Protocol};
 use super::jsonrpc::{self, Message, Outcome, OwnRequests};
 use super::lenient::parse_object;
 use super::open_requests::{OpenRequests, RequestIds};
+use super::turn_end::TurnEnd;
 use super::{Command, DialectError, Effect, Effects, OpenParams, PendingDenials, report_bad_line};
 use marshal_config::PermissionReply;
-use marshal_model::{AgentInfo, Event, TurnOutcome, UntrustedText, Usage};
+use marshal_model::{AgentInfo, Event, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
 
 /// What the handshake waits for.
@@ -310,42 +311,28 @@ impl Acp {
                 let read = parse_object::<message::PromptResult<'_>>(result)
                     .and_then(|prompted| Some((prompted.stop_reason()?, prompted)));
                 if let Some((stop_reason, prompted)) = read {
-                    Event::TurnEnded {
+                    TurnEnd {
                         outcome: message::outcome(stop_reason.raw()),
                         stop_reason: Some(stop_reason),
-                        usage: prompted.usage(),
+                        usage: Some(prompted.usage()),
                         detail: None,
                     }
                 } else {
                     report_bad_line("bad_shape", line, out);
-                    self.failed_turn_end("the end of the turn cannot be read".to_owned())
+                    TurnEnd::failure("the end of the turn cannot be read".to_owned())
                 }
             }
             Err(error) => {
                 let text = error.describe();
                 out.push(Effect::Event(error.into_event()));
-                self.failed_turn_end(text)
+                TurnEnd::failure(text)
             }
         };
         self.turn = Turn::None;
-        self.cancelling = false;
+        let was_cancelling = std::mem::take(&mut self.cancelling);
         self.calls.clear();
         self.cancel_requests(out);
-        out.push(Effect::Event(end));
-    }
-
-    /// The end of a failed turn. If we cancelled it, the agent failed because of that.
-    fn failed_turn_end(&self, detail: String) -> Event {
-        Event::TurnEnded {
-            outcome: if self.cancelling {
-                TurnOutcome::Cancelled
-            } else {
-                TurnOutcome::Failed
-            },
-            stop_reason: None,
-            usage: Usage::default(),
-            detail: Some(detail),
-        }
+        out.push(Effect::Event(end.into_event(was_cancelling)));
     }
 
     /// Records that the running turn has output; `false` if none runs.

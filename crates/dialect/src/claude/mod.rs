@@ -45,8 +45,9 @@ use self::message::{Message, Request, RequestKind};
 use self::stream_dedup::StreamedBlocks;
 use super::driver::{ChannelState, Phase, Protocol};
 use super::open_requests::{OpenRequests, RequestIds};
+use super::turn_end::TurnEnd;
 use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
-use marshal_model::{Event, TurnOutcome, UntrustedText, Usage};
+use marshal_model::{Event, TurnOutcome, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
 
 /// The turn.
@@ -251,7 +252,8 @@ impl Claude {
         match tag {
             _ if self.channel.is_closed() => {}
             "result" if matches!(self.turn, Turn::Sent | Turn::Running) => {
-                self.end_turn(TurnEnd::failure("the end of the turn cannot be read"), out);
+                let detail = "the end of the turn cannot be read".to_owned();
+                self.end_turn(TurnEnd::failure(detail), out);
             }
             "control_request" if !self.is_version_unknown() => {
                 if let Some(id) = message::parse_request_id(object) {
@@ -302,34 +304,6 @@ impl Claude {
         self.pending_end = None;
         self.streamed_blocks = StreamedBlocks::default();
         let was_cancelling = std::mem::take(&mut self.cancelling);
-        let outcome = match end.outcome {
-            TurnOutcome::Failed if was_cancelling => TurnOutcome::Cancelled,
-            outcome => outcome,
-        };
-        out.push(Effect::Event(Event::TurnEnded {
-            outcome,
-            stop_reason: end.stop_reason,
-            usage: end.usage,
-            detail: end.detail,
-        }));
-    }
-}
-
-/// How a turn ended.
-struct TurnEnd {
-    outcome: TurnOutcome,
-    stop_reason: Option<UntrustedText>,
-    usage: Usage,
-    detail: Option<String>,
-}
-
-impl TurnEnd {
-    fn failure(detail: &str) -> Self {
-        Self {
-            outcome: TurnOutcome::Failed,
-            stop_reason: None,
-            usage: Usage::default(),
-            detail: Some(detail.to_owned()),
-        }
+        out.push(Effect::Event(end.into_event(was_cancelling)));
     }
 }

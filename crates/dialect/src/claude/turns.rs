@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use super::blocks::Block;
 use super::message::{Lifecycle, ModelMessage, StreamDelta, StreamEvent, System, TurnResult};
 use super::stream_dedup::Kind;
-use super::{AgentSession, Claude, Phase, Turn, TurnEnd};
+use super::{AgentSession, Claude, Phase, Turn};
 use crate::driver::Protocol as _;
+use crate::turn_end::TurnEnd;
 use crate::{ChannelError, Effect, Effects, lenient, report_bad_line, report_unknown};
 use marshal_model::{Cost, ErrorOrigin, Event, TurnOutcome, UntrustedText};
 
@@ -71,7 +72,7 @@ impl Claude {
         };
         let end = TurnEnd {
             outcome,
-            ..TurnEnd::failure(detail)
+            ..TurnEnd::failure(detail.to_owned())
         };
         self.end_turn(end, out);
     }
@@ -99,7 +100,7 @@ impl Claude {
         let detail = "the agent reported that the turn ended, but sent no result";
         let end = TurnEnd {
             outcome,
-            ..TurnEnd::failure(detail)
+            ..TurnEnd::failure(detail.to_owned())
         };
         self.end_turn(end, out);
     }
@@ -364,7 +365,7 @@ impl Claude {
         let end = TurnEnd {
             outcome,
             stop_reason,
-            usage: result.usage(),
+            usage: Some(result.usage()),
             detail,
         };
         self.end_turn(end, out);

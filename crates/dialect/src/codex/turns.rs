@@ -10,6 +10,7 @@ use super::{Codex, OUT_OF_STATE, write};
 use crate::driver::Protocol as _;
 use crate::jsonrpc::{ErrorReply, Outcome};
 use crate::lenient::{parse_object, parse_string};
+use crate::turn_end::TurnEnd;
 use crate::{Effect, Effects, PendingDenials, report_bad_line};
 use marshal_model::limits;
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText};
@@ -42,13 +43,6 @@ pub(super) struct Turn {
 struct Prompt {
     denials: PendingDenials,
     text: UntrustedText,
-}
-
-/// How a turn ended.
-struct TurnEnd {
-    outcome: TurnOutcome,
-    stop_reason: Option<UntrustedText>,
-    detail: Option<String>,
 }
 
 /// A turn, as the agent reports it.
@@ -301,6 +295,7 @@ impl Codex {
         let end = TurnEnd {
             outcome,
             stop_reason: status,
+            usage: None,
             detail,
         };
         self.end_turn(end, out);
@@ -330,16 +325,11 @@ impl Codex {
         self.retries.cancel(RetryTarget::Turn);
         self.retries.cancel(RetryTarget::Interrupt);
         self.items.clear();
-        let outcome = match end.outcome {
-            TurnOutcome::Failed if was_cancelling => TurnOutcome::Cancelled,
-            outcome => outcome,
+        let end = TurnEnd {
+            usage: Some(self.tokens.turn()),
+            ..end
         };
-        out.push(Effect::Event(Event::TurnEnded {
-            outcome,
-            stop_reason: end.stop_reason,
-            usage: self.tokens.turn(),
-            detail: end.detail,
-        }));
+        out.push(Effect::Event(end.into_event(was_cancelling)));
     }
 
     /// Records that a reply will come which is no longer awaited.
@@ -411,14 +401,4 @@ impl Codex {
 pub(super) fn unsent_denials(turn: Option<Turn>) -> PendingDenials {
     let prompt = turn.and_then(|turn| turn.prompt);
     prompt.map(|prompt| prompt.denials).unwrap_or_default()
-}
-
-impl TurnEnd {
-    const fn failure(detail: String) -> Self {
-        Self {
-            outcome: TurnOutcome::Failed,
-            stop_reason: None,
-            detail: Some(detail),
-        }
-    }
 }

@@ -8,11 +8,13 @@ use std::borrow::Cow;
 use serde_json::value::RawValue;
 
 use super::rules::{EndMessage, Request, RuleMessage, SlashMessage};
-use super::{CompiledDefinition, Custom, OpenRequest, Phase, Turn, TurnEnd, path_tree};
+use super::{CompiledDefinition, Custom, OpenRequest, Phase, path_tree};
 use crate::custom::templates::{self, TemplateValues};
 use crate::driver::Protocol as _;
+use crate::named_turn::Turn;
 use crate::slash::{self, SlashReply};
-use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
+use crate::turn_end::TurnEnd;
+use crate::{ChannelError, Effect, Effects, describe_agent_error, lenient, report_bad_line};
 use marshal_config::dialect_definition::{
     AcceptedVersion, EndsTurn, EventDetail, Placeholder, UnansweredPolicy,
 };
@@ -82,7 +84,7 @@ impl Custom {
                 Some((key, _)) => out.push(Effect::RequestWithdrawn(key)),
                 None => report_bad_line("unknown_id", at.line, out),
             },
-            RuleMessage::Usage(usage) if self.turn != Turn::None => {
+            RuleMessage::Usage(usage) if !self.turn.is_none() => {
                 self.usage.input = self.usage.input.saturating_add(usage.input);
                 self.usage.output = self.usage.output.saturating_add(usage.output);
             }
@@ -198,7 +200,7 @@ impl Custom {
         else {
             return self.fail_too_early(out);
         };
-        let (event, text) = error_event(code, message, origin);
+        let (event, text) = describe_agent_error(code, message, origin);
         out.push(Effect::Event(event));
         if !at.plan.definition.allows_early {
             self.fail_protocol(format!("{text}, before it was ready"), out);
@@ -225,41 +227,22 @@ impl Custom {
         out.push(Effect::Write(templates::line(template, &filling)));
     }
 
-    /// Whether an event of this turn belongs to the running one. An event without a turn does, if
-    /// one runs. A turn without a name yet is not the previous one.
-    fn is_current(&self, id: Option<&str>) -> bool {
-        match (&self.turn, id) {
-            (Turn::None, _) => false,
-            (Turn::Running(Some(ours)), Some(theirs)) => ours == theirs,
-            (Turn::Running(None) | Turn::Sent, Some(theirs)) => {
-                self.last.id.as_deref() != Some(theirs)
-            }
-            (Turn::Running(_) | Turn::Sent, None) => true,
-        }
-    }
-
-    /// The same for an event that shows that the turn continues: it names the turn, if that has no
-    /// name.
+    /// Whether an event of this turn shows that the running one continues.
     fn note_turn_activity(&mut self, id: Option<&str>) -> bool {
-        if !self.is_current(id) {
-            return false;
-        }
-        self.is_prompt_accepted = true;
-        if let (Turn::Running(name @ None), Some(id)) = (&mut self.turn, id) {
-            *name = Some(id.to_owned());
-        }
-        true
+        let is_current = self.turn.note_activity(id);
+        self.is_prompt_accepted |= is_current;
+        is_current
     }
 
     fn turn_started(&mut self, id: Option<String>, at: &RuleContext<'_>, out: &mut Effects) {
-        if self.turn != Turn::Sent {
+        if self.turn.state != Turn::Sent {
             return at.report_out_of_state(out);
         }
         let id = id.or_else(|| at.turn.map(str::to_owned));
         out.push(Effect::Event(Event::TurnStarted {
             turn: id.clone().map(UntrustedText::new),
         }));
-        self.turn = Turn::Running(id);
+        self.turn.state = Turn::Running(id);
         self.is_prompt_accepted = true;
         // The first one may have found no turn.
         if self.cancelling && !self.channel.is_shutting_down {
@@ -291,11 +274,11 @@ impl Custom {
             }
             return;
         }
-        if self.turn == Turn::None && !self.slash.is_open() {
+        if self.turn.is_none() && !self.slash.is_open() {
             at.report_out_of_state(out);
             return self.deny_at_once(definition, request.id, "no turn is running", out);
         }
-        self.is_prompt_accepted = self.is_prompt_accepted || self.turn != Turn::None;
+        self.is_prompt_accepted = self.is_prompt_accepted || !self.turn.is_none();
         // A larger input cannot be allowed.
         let echo = request
             .input
@@ -325,11 +308,8 @@ impl Custom {
     }
 
     fn on_turn_end(&mut self, end: EndMessage, at: &RuleContext<'_>, out: &mut Effects) {
-        let current = self.is_current(at.turn);
-        let late = self.turn == Turn::None
-            && std::mem::take(&mut self.last.ended_by_error)
-            && (at.turn.is_none() || at.turn == self.last.id.as_deref());
-        if !current && !late {
+        let current = self.turn.is_current(at.turn);
+        if !current && !self.turn.take_late_end(at.turn) {
             return at.report_out_of_state(out);
         }
         out.extend(end.files.into_iter().map(|(tool, path)| {
@@ -355,13 +335,12 @@ impl Custom {
             .filter(|_| is_failed)
             .map(|error| format!("the agent reported: {}", error.escape_for_display(300)));
         let ended = TurnEnd {
-            turn: at.turn.map(str::to_owned),
             outcome,
             stop_reason: end.reason.map(UntrustedText::new),
             usage: end.usage,
             detail: error.or(odd.filter(|_| is_failed)).or(beyond),
         };
-        self.end_turn(ended, out);
+        self.end_turn(ended, at.turn, out);
     }
 
     fn slash_result(&mut self, message: SlashMessage, at: &RuleContext<'_>, out: &mut Effects) {
@@ -374,7 +353,7 @@ impl Custom {
             }
             return;
         }
-        if self.turn == Turn::None {
+        if self.turn.is_none() {
             self.open_requests.withdraw_all(out);
         }
         let end = match &message.result {
@@ -408,7 +387,7 @@ impl Custom {
         at: &RuleContext<'_>,
         out: &mut Effects,
     ) {
-        let rejected = match (&self.turn, at.turn) {
+        let rejected = match (&self.turn.state, at.turn) {
             (Turn::None, _) => false,
             (Turn::Sent, None) => true,
             // Where no message marks a turn's beginning, the error belongs to the prompt as long as
@@ -417,24 +396,19 @@ impl Custom {
             (_, Some(_)) => self.note_turn_activity(at.turn),
         };
         let ends = match at.action() {
-            EventDetail::EndsTurn(EndsTurn::Always) => self.turn != Turn::None,
+            EventDetail::EndsTurn(EndsTurn::Always) => !self.turn.is_none(),
             EventDetail::EndsTurn(EndsTurn::Never) => false,
             _ => rejected,
         };
-        let is_of_slash = self.turn == Turn::None
-            && at.turn.is_none()
-            && self.slash.finish() == SlashReply::Expected;
+        let is_of_slash =
+            self.turn.is_none() && at.turn.is_none() && self.slash.finish() == SlashReply::Expected;
         let end = is_of_slash.then(|| slash::answer_effect(false, &message));
-        let (event, text) = error_event(code, message, origin);
+        let (event, text) = describe_agent_error(code, message, origin);
         out.push(Effect::Event(event));
         out.extend(end);
         if ends {
-            let end = TurnEnd {
-                turn: at.turn.map(str::to_owned),
-                ..TurnEnd::failure(text)
-            };
-            self.end_turn(end, out);
-            self.last.ended_by_error = true;
+            self.end_turn(TurnEnd::failure(text), at.turn, out);
+            self.turn.expect_late_end();
         }
     }
 }
@@ -481,23 +455,4 @@ fn describe_versions(accepted: &[AcceptedVersion]) -> String {
         AcceptedVersion::Prefix(begin) => format!("{begin}*"),
     });
     UntrustedText::new(words.collect::<Vec<_>>().join(" or ")).escape_for_display(120)
-}
-
-/// An error as an event, and as a sentence of ours.
-fn error_event(
-    code: UntrustedText,
-    message: UntrustedText,
-    origin: ErrorOrigin,
-) -> (Event, String) {
-    let text = format!(
-        "the agent reported error {}: {}",
-        code.escape_for_display(80),
-        message.escape_for_display(300)
-    );
-    let event = Event::AgentError {
-        code,
-        message,
-        origin,
-    };
-    (event, text)
 }

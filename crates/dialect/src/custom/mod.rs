@@ -38,35 +38,17 @@ use serde_json::value::RawValue;
 
 use super::driver::{ChannelState, Phase, Protocol};
 use super::mode_guard::ModeGuard;
+use super::named_turn::NamedTurn;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::slash::{self, SlashReply, SlashTracker};
+use super::turn_end::TurnEnd;
 use super::{ChannelError, Command, DialectError, Effect, Effects, OpenParams, PendingDenials};
 use marshal_config::DialectDefinition;
 use marshal_config::dialect_definition::{Placeholder, RuleEvent, Template, UnansweredPolicy};
-use marshal_model::{Event, PermissionResponse, TurnOutcome, UntrustedText, Usage};
+use marshal_model::{Event, PermissionResponse, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
 use rules::TypeRules;
 use templates::TemplateValues;
-
-/// The turn.
-#[derive(Debug, PartialEq, Eq, Default)]
-enum Turn {
-    /// No turn.
-    #[default]
-    None,
-    /// The prompt was written; the agent has not reported the turn's beginning.
-    Sent,
-    /// The turn runs, under the agent's name for it, if it has one.
-    Running(Option<String>),
-}
-
-/// The turn that ended last, so that its late events are recognized.
-#[derive(Debug, Default)]
-struct LastTurn {
-    id: Option<String>,
-    /// Whether an error ended it; its own end may follow.
-    ended_by_error: bool,
-}
 
 /// The data for the answer to a request.
 #[derive(Debug)]
@@ -113,12 +95,11 @@ pub struct Custom {
     /// `None` if the channel was not opened, or has no definition.
     plan: Option<Arc<CompiledDefinition>>,
     channel: ChannelState,
-    turn: Turn,
+    turn: NamedTurn,
     /// Whether the agent has shown that it accepted the turn's prompt.
     is_prompt_accepted: bool,
     /// Whether the turn is being cancelled.
     cancelling: bool,
-    last: LastTurn,
     slash: SlashTracker,
     mode_guard: ModeGuard,
     ids: RequestIds,
@@ -236,7 +217,7 @@ impl Protocol for Custom {
             return Err(DialectError::Closed);
         };
         match command {
-            Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
+            Command::Prompt { .. } if !self.turn.is_none() => return Err(DialectError::Busy),
             Command::Prompt {
                 text,
                 attachments: attached,
@@ -245,7 +226,7 @@ impl Protocol for Custom {
                 return Err(DialectError::Unsupported);
             }
             Command::Slash { command, args } => {
-                self.slash.start(self.turn != Turn::None, now)?;
+                self.slash.start(!self.turn.is_none(), now)?;
                 if let Some(template) = &plan.definition.slash {
                     let texts = [
                         (Placeholder::Command, &*command),
@@ -299,7 +280,7 @@ impl Protocol for Custom {
     }
 
     fn unsent_denials(&mut self) -> PendingDenials {
-        self.settle_denials(self.turn == Turn::None);
+        self.settle_denials(self.turn.is_none());
         std::mem::take(&mut self.denials)
     }
 }
@@ -349,9 +330,9 @@ impl Custom {
                 let why = format!("the agent's {shown} cannot be read");
                 out.push(slash::answer_effect(false, &why.into()));
             }
-            RuleEvent::End if self.turn != Turn::None => {
+            RuleEvent::End if !self.turn.is_none() => {
                 let detail = format!("the agent's {shown} cannot be read");
-                self.end_turn(TurnEnd::failure(detail), out);
+                self.end_turn(TurnEnd::failure(detail), None, out);
             }
             RuleEvent::Permission if self.channel.is_ready() && !self.is_winding_down() => {
                 if let Some(id) = id {
@@ -464,29 +445,6 @@ impl Custom {
     fn fail_too_early(&mut self, out: &mut Effects) {
         let message = "the agent sent an event before it was ready";
         self.fail_protocol(message.to_owned(), out);
-    }
-}
-
-/// How a turn ended.
-struct TurnEnd {
-    /// The turn's id as the ending message gives it.
-    turn: Option<String>,
-    outcome: TurnOutcome,
-    stop_reason: Option<UntrustedText>,
-    /// The usage in the ending message.
-    usage: Option<Usage>,
-    detail: Option<String>,
-}
-
-impl TurnEnd {
-    fn failure(detail: String) -> Self {
-        Self {
-            turn: None,
-            outcome: TurnOutcome::Failed,
-            stop_reason: None,
-            usage: None,
-            detail: Some(detail),
-        }
     }
 }
 

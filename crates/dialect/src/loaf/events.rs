@@ -8,9 +8,9 @@ use serde_json::value::RawValue;
 use super::Loaf;
 use super::calls::ToolCalls;
 use super::message::{self, Chunk, EventScope, Payload};
-use super::turn::TurnEnd;
 use crate::driver::Protocol as _;
 use crate::lenient::{Count, parse, parse_object, parse_string};
+use crate::turn_end::TurnEnd;
 use crate::{Effect, Effects, report_bad_line, report_unknown};
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText};
 use marshal_wire::json::BadFrame;
@@ -209,6 +209,7 @@ impl Loaf {
         let end = |outcome, word: &str| TurnEnd {
             outcome,
             stop_reason: Some(word.into()),
+            usage: None,
             detail: None,
         };
         let end = match kind {

@@ -9,8 +9,9 @@ use super::{Loaf, PendingReply, write};
 use crate::driver::Protocol as _;
 use crate::jsonrpc::{ErrorReply, Outcome};
 use crate::lenient::parse_object;
+use crate::turn_end::TurnEnd;
 use crate::{DialectError, Effect, Effects, report_bad_line, slash};
-use marshal_model::{Event, TurnOutcome, UntrustedText, Usage};
+use marshal_model::{Event, TurnOutcome, UntrustedText};
 
 /// The command that adds a text to the running turn.
 const STEER: &str = "steer";
@@ -40,24 +41,6 @@ impl Turn {
     /// Whether the agent has shown that it has the prompt.
     pub(super) const fn is_known(&self) -> bool {
         self.is_acknowledged || self.is_started
-    }
-}
-
-/// How a turn ended.
-#[derive(Debug)]
-pub(super) struct TurnEnd {
-    pub(super) outcome: TurnOutcome,
-    pub(super) stop_reason: Option<UntrustedText>,
-    pub(super) detail: Option<String>,
-}
-
-impl TurnEnd {
-    pub(super) const fn failure(detail: String) -> Self {
-        Self {
-            outcome: TurnOutcome::Failed,
-            stop_reason: None,
-            detail: Some(detail),
-        }
     }
 }
 
@@ -189,6 +172,7 @@ impl Loaf {
             let end = TurnEnd {
                 outcome: TurnOutcome::Cancelled,
                 stop_reason: None,
+                usage: None,
                 detail: Some("it was taken out of the agent's queue".to_owned()),
             };
             self.end_turn(end, out);
@@ -238,17 +222,8 @@ impl Loaf {
     pub(super) fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
         let Some(turn) = self.turn.take() else { return };
         self.calls.clear();
-        let outcome = match end.outcome {
-            TurnOutcome::Failed if turn.is_cancelled => TurnOutcome::Cancelled,
-            outcome => outcome,
-        };
         self.last = turn.name.or_else(|| self.last.take());
-        out.push(Effect::Event(Event::TurnEnded {
-            outcome,
-            stop_reason: end.stop_reason,
-            usage: Usage::default(),
-            detail: end.detail,
-        }));
+        out.push(Effect::Event(end.into_event(turn.is_cancelled)));
     }
 
     /// Runs a command of the agent; `steer` adds a text to the running turn.

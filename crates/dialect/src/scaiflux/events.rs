@@ -5,12 +5,14 @@
 
 use super::message::{
     self, ErrorMessage, Message, PermissionMessage, Ready, SlashResult, StateChanged, TextDelta,
-    ToolResult, ToolStart, TurnComplete, TurnId, TurnStarted,
+    ToolResult, ToolStart, TurnComplete, TurnStarted,
 };
-use super::{PROTOCOL, Phase, Scaiflux, Turn, TurnEnd};
+use super::{PROTOCOL, Phase, Scaiflux};
 use crate::driver::Protocol as _;
+use crate::named_turn::Turn;
 use crate::slash::{self, SlashReply};
-use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
+use crate::turn_end::TurnEnd;
+use crate::{ChannelError, Effect, Effects, describe_agent_error, lenient, report_bad_line};
 use marshal_model::limits;
 use marshal_model::{
     AgentClaims, AgentInfo, ErrorOrigin, Event, PermissionRequest, TurnOutcome, UntrustedText,
@@ -106,47 +108,22 @@ impl Scaiflux {
         }
     }
 
-    /// Whether an event of this turn belongs to the running one. An event without a turn does, if
-    /// one runs. A turn without a name yet is not the previous one.
-    fn is_current(&self, id: &TurnId<'_>) -> bool {
-        match (&self.turn, id.0.as_deref()) {
-            (Turn::None, _) => false,
-            (Turn::Running(Some(ours)), Some(theirs)) => ours == theirs,
-            (Turn::Running(None) | Turn::Sent, Some(theirs)) => {
-                self.last.id.as_deref() != Some(theirs)
-            }
-            (Turn::Running(_) | Turn::Sent, None) => true,
-        }
-    }
-
-    /// The same for an event that shows that the turn continues: it names the turn, if that has no
-    /// name.
-    fn note_turn_activity(&mut self, id: &TurnId<'_>) -> bool {
-        let is_it = self.is_current(id);
-        if let (Turn::Running(name @ None), Some(id), true) =
-            (&mut self.turn, id.0.as_deref(), is_it)
-        {
-            *name = Some(id.to_owned());
-        }
-        is_it
-    }
-
     fn turn_started(&mut self, started: TurnStarted<'_>, line: &[u8], out: &mut Effects) {
-        if self.turn != Turn::Sent {
+        if self.turn.state != Turn::Sent {
             return report_bad_line(OUT_OF_STATE, line, out);
         }
         let id = started.turn_id.0.map(std::borrow::Cow::into_owned);
         out.push(Effect::Event(Event::TurnStarted {
             turn: id.clone().map(UntrustedText::new),
         }));
-        self.turn = Turn::Running(id);
+        self.turn.state = Turn::Running(id);
         if self.cancelling && !self.channel.is_shutting_down {
             out.push(Effect::Write(message::interrupt()));
         }
     }
 
     fn text_delta(&mut self, text: TextDelta<'_>, line: &[u8], out: &mut Effects) {
-        if !self.note_turn_activity(&text.turn_id) {
+        if !self.turn.note_activity(text.turn_id.0.as_deref()) {
             return report_bad_line(OUT_OF_STATE, line, out);
         }
         out.push(Effect::Event(Event::Text {
@@ -155,7 +132,7 @@ impl Scaiflux {
     }
 
     fn tool_start(&mut self, start: ToolStart<'_>, line: &[u8], out: &mut Effects) {
-        if !self.note_turn_activity(&start.turn_id) {
+        if !self.turn.note_activity(start.turn_id.0.as_deref()) {
             report_bad_line(OUT_OF_STATE, line, out);
         }
         out.push(Effect::Event(Event::ToolStart {
@@ -166,7 +143,7 @@ impl Scaiflux {
     }
 
     fn tool_result(&mut self, result: ToolResult<'_>, line: &[u8], out: &mut Effects) {
-        if !self.note_turn_activity(&result.turn_id) {
+        if !self.turn.note_activity(result.turn_id.0.as_deref()) {
             report_bad_line(OUT_OF_STATE, line, out);
         }
         let took = result.call_duration();
@@ -188,7 +165,7 @@ impl Scaiflux {
         if self.is_winding_down() {
             return report_bad_line(OUT_OF_STATE, line, out);
         }
-        if self.turn == Turn::None && !self.slash.is_open() {
+        if self.turn.is_none() && !self.slash.is_open() {
             report_bad_line(OUT_OF_STATE, line, out);
             return self.deny_at_once(id, "no turn is running", out);
         }
@@ -218,12 +195,9 @@ impl Scaiflux {
     }
 
     fn turn_complete(&mut self, complete: TurnComplete<'_>, line: &[u8], out: &mut Effects) {
-        let current = self.is_current(&complete.turn_id);
-        let late = self.turn == Turn::None
-            && std::mem::take(&mut self.last.ended_by_error)
-            && (complete.turn_id.0.is_none()
-                || complete.turn_id.0.as_deref() == self.last.id.as_deref());
-        if !current && !late {
+        let id = complete.turn_id.0.as_deref();
+        let current = self.turn.is_current(id);
+        if !current && !self.turn.take_late_end(id) {
             return report_bad_line(OUT_OF_STATE, line, out);
         }
         let (mutations, beyond) = complete.mutations();
@@ -240,18 +214,17 @@ impl Scaiflux {
         }
         let most = limits::TURN_MUTATIONS;
         let end = TurnEnd {
-            turn: complete.turn_id.0.map(std::borrow::Cow::into_owned),
             outcome: outcome(complete.stop_reason.as_deref()),
             stop_reason: complete.stop_reason.map(UntrustedText::new),
-            usage: Usage {
+            usage: Some(Usage {
                 input: complete.input_tokens.0,
                 output: complete.output_tokens.0,
-            },
+            }),
             detail: (beyond > 0).then(|| {
                 format!("only the first {most} changed files are listed; {beyond} more are not")
             }),
         };
-        self.end_turn(end, out);
+        self.end_turn(end, complete.turn_id.0.as_deref(), out);
     }
 
     fn slash_result(&mut self, result: SlashResult<'_>, line: &[u8], out: &mut Effects) {
@@ -265,7 +238,7 @@ impl Scaiflux {
             }
             return;
         }
-        if self.turn == Turn::None {
+        if self.turn.is_none() {
             self.open_requests.withdraw_all(out);
         }
         let clear_session = result.clear_session.unwrap_or(false);
@@ -295,12 +268,12 @@ impl Scaiflux {
     }
 
     fn error(&mut self, error: ErrorMessage<'_>, out: &mut Effects) {
-        let ends = match (&self.turn, &error.turn_id.0) {
+        let ends = match (&self.turn.state, &error.turn_id.0) {
             (Turn::None, _) | (Turn::Running(_), None) => false,
             (Turn::Sent, None) => true,
-            (_, Some(_)) => self.is_current(&error.turn_id),
+            (_, Some(_)) => self.turn.is_current(error.turn_id.0.as_deref()),
         };
-        let is_of_slash = self.turn == Turn::None
+        let is_of_slash = self.turn.is_none()
             && error.turn_id.0.is_none()
             && self.slash.finish() == SlashReply::Expected;
         let turn = error.turn_id.0.as_deref().map(str::to_owned);
@@ -311,12 +284,8 @@ impl Scaiflux {
             out.push(slash::answer_effect(false, &words.into()));
         }
         if ends {
-            let end = TurnEnd {
-                turn,
-                ..TurnEnd::failure(text)
-            };
-            self.end_turn(end, out);
-            self.last.ended_by_error = true;
+            self.end_turn(TurnEnd::failure(text), turn.as_deref(), out);
+            self.turn.expect_late_end();
         }
     }
 }
@@ -346,18 +315,9 @@ fn state_changed(state: StateChanged) -> Event {
 fn error_event(error: ErrorMessage<'_>) -> (Event, String) {
     let code = UntrustedText::new(error.code.unwrap_or_default());
     let message = UntrustedText::new(error.message.unwrap_or_default());
-    let text = format!(
-        "the agent reported error {}: {}",
-        code.escape_for_display(80),
-        message.escape_for_display(300)
-    );
-    let event = Event::AgentError {
-        code,
-        message,
-        origin: error
-            .origin
-            .and_then(|word| ErrorOrigin::parse(&word))
-            .unwrap_or(ErrorOrigin::Unknown),
-    };
-    (event, text)
+    let origin = error
+        .origin
+        .and_then(|word| ErrorOrigin::parse(&word))
+        .unwrap_or(ErrorOrigin::Unknown);
+    describe_agent_error(code, message, origin)
 }

@@ -36,10 +36,12 @@ use std::time::Instant;
 
 use super::driver::{ChannelState, Phase, Protocol};
 use super::mode_guard::ModeGuard;
+use super::named_turn::NamedTurn;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::slash::{self, SlashReply, SlashTracker};
+use super::turn_end::TurnEnd;
 use super::{Command, DialectError, Effect, Effects, OpenParams};
-use marshal_model::{Event, PermissionResponse, TurnOutcome, UntrustedText, Usage};
+use marshal_model::PermissionResponse;
 use marshal_wire::json::{self, BadFrame};
 
 /// Our protocol version, as `ready.protocol` writes it.
@@ -53,34 +55,13 @@ const MODES: [&str; 4] = [
     "danger-full-access",
 ];
 
-/// The turn.
-#[derive(Debug, PartialEq, Eq, Default)]
-enum Turn {
-    /// No turn.
-    #[default]
-    None,
-    /// The prompt was written; `turn_started` has not arrived.
-    Sent,
-    /// The turn runs, under the agent's name for it, if it has one.
-    Running(Option<String>),
-}
-
-/// The turn that ended last, so that its late events are recognized.
-#[derive(Debug, Default)]
-struct LastTurn {
-    id: Option<String>,
-    /// Whether an `error` ended it; its `turn_complete` may follow.
-    ended_by_error: bool,
-}
-
 /// One channel that speaks ScaiFlux.
 #[derive(Debug, Default)]
 pub struct Scaiflux {
     channel: ChannelState,
-    turn: Turn,
+    turn: NamedTurn,
     /// Whether the turn was interrupted.
     cancelling: bool,
-    last: LastTurn,
     slash: SlashTracker,
     mode_guard: ModeGuard,
     ids: RequestIds,
@@ -124,14 +105,13 @@ impl Protocol for Scaiflux {
         out: &mut Effects,
     ) -> Result<(), DialectError> {
         match command {
-            Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
+            Command::Prompt { .. } if !self.turn.is_none() => return Err(DialectError::Busy),
             Command::Prompt { text, .. } => {
-                self.turn = Turn::Sent;
-                self.last.ended_by_error = false;
+                self.turn.start();
                 out.push(Effect::Write(message::prompt(&text)));
             }
             Command::Slash { command, args } => {
-                self.slash.start(self.turn != Turn::None, now)?;
+                self.slash.start(!self.turn.is_none(), now)?;
                 out.push(Effect::Write(message::slash(&command, &args)));
             }
             Command::Cancel => self.cancel(out),
@@ -179,9 +159,9 @@ impl Scaiflux {
             "ready" => {
                 self.fail_protocol("the agent's ready message cannot be read".to_owned(), out);
             }
-            "turn_complete" if self.turn != Turn::None => {
+            "turn_complete" if !self.turn.is_none() => {
                 let detail = "the agent's turn_complete cannot be read".to_owned();
-                self.end_turn(TurnEnd::failure(detail), out);
+                self.end_turn(TurnEnd::failure(detail), None, out);
             }
             "permission_request" if self.channel.is_ready() && !self.is_winding_down() => {
                 if let Some(id) = message::parse_request_id(object) {
@@ -203,7 +183,7 @@ impl Scaiflux {
 
     /// Cancels the running turn. Does nothing if none runs, or if it is already cancelled.
     fn cancel(&mut self, out: &mut Effects) {
-        if self.turn == Turn::None || self.cancelling {
+        if self.turn.is_none() || self.cancelling {
             return;
         }
         self.cancelling = true;
@@ -216,24 +196,12 @@ impl Scaiflux {
         self.cancelling || self.channel.is_shutting_down
     }
 
-    fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
+    /// Ends the turn; `id` is its name as the ending message gives it.
+    fn end_turn(&mut self, end: TurnEnd, id: Option<&str>, out: &mut Effects) {
         self.open_requests.withdraw_all(out);
-        let named = match std::mem::take(&mut self.turn) {
-            Turn::Running(id) => id,
-            Turn::None | Turn::Sent => None,
-        };
-        self.last.id = named.or(end.turn);
+        self.turn.end(id);
         let was_cancelling = std::mem::take(&mut self.cancelling);
-        let outcome = match end.outcome {
-            TurnOutcome::Failed if was_cancelling => TurnOutcome::Cancelled,
-            outcome => outcome,
-        };
-        out.push(Effect::Event(Event::TurnEnded {
-            outcome,
-            stop_reason: end.stop_reason,
-            usage: end.usage,
-            detail: end.detail,
-        }));
+        out.push(Effect::Event(end.into_event(was_cancelling)));
     }
 
     /// Denies a request without asking anybody.
@@ -241,27 +209,5 @@ impl Scaiflux {
         self.open_requests.withdraw(id, out);
         let answer = PermissionResponse::Deny(reason.to_owned());
         out.push(Effect::Write(message::permission_response(id, &answer)));
-    }
-}
-
-/// How a turn ended.
-struct TurnEnd {
-    /// The turn's id as the ending message gives it.
-    turn: Option<String>,
-    outcome: TurnOutcome,
-    stop_reason: Option<UntrustedText>,
-    usage: Usage,
-    detail: Option<String>,
-}
-
-impl TurnEnd {
-    fn failure(detail: String) -> Self {
-        Self {
-            turn: None,
-            outcome: TurnOutcome::Failed,
-            stop_reason: None,
-            usage: Usage::default(),
-            detail: Some(detail),
-        }
     }
 }
