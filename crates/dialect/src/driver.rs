@@ -73,6 +73,9 @@ pub(crate) trait Protocol: Send {
     /// Who writes the lines, for people.
     const PEER: &'static str = "agent";
 
+    /// The version that we speak, for people; empty where a table defines it.
+    const VERSION: &'static str = "";
+
     /// The state of the channel.
     fn channel(&self) -> &ChannelState;
 
@@ -170,6 +173,12 @@ pub(crate) trait Protocol: Send {
         let message =
             format!("the agent did not answer {method} within {wait:?} (timeouts.control)");
         self.fail_channel(ChannelError::Unanswered(message), out);
+    }
+
+    /// The agent speaks another version: nothing more is written to it.
+    fn fail_version(&mut self, theirs: String, out: &mut Effects) {
+        let ours = Self::VERSION;
+        self.fail_channel(ChannelError::Version { theirs, ours }, out);
     }
 
     /// The child broke its protocol.

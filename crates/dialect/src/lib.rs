@@ -321,6 +321,9 @@ pub trait Dialect: Send {
     }
 }
 
+/// The reason of a line that came in the wrong state.
+const OUT_OF_STATE: &str = "out_of_state";
+
 /// Every `reason` of an [`Event::BadLine`], for metrics that start at 0.
 pub const BAD_LINE_REASONS: &[&str] = &[
     "too_long",
@@ -330,7 +333,7 @@ pub const BAD_LINE_REASONS: &[&str] = &[
     "no_type",
     "bad_shape",
     "unknown_id",
-    "out_of_state",
+    OUT_OF_STATE,
     "duplicate_id",
     "too_many_asks",
 ];
@@ -399,6 +402,16 @@ fn describe_agent_error(
         origin,
     };
     (event, text)
+}
+
+/// The model or the mode of the session changed.
+const fn state_changed(model: Option<UntrustedText>, mode: Option<UntrustedText>) -> Event {
+    Event::StateChanged {
+        model,
+        mode,
+        context_pct: None,
+        context_window: None,
+    }
 }
 
 /// Merges adjacent pieces of text, and of thought, up to [`limits::MERGED_TEXT_BYTES`] each, so

@@ -19,7 +19,7 @@ use self::elicitation::Form;
 use super::{Acp, Turn};
 use crate::jsonrpc::{RequestId, VERSIONED};
 use crate::open_requests::{OpenRequests, RejectReason, RequestIds};
-use crate::{DialectError, Effect, Effects, report_bad_line};
+use crate::{DialectError, Effect, Effects, OUT_OF_STATE, report_bad_line};
 use marshal_model::limits::{
     CLIENT_FILE_BYTES, CLIENT_OPEN_BYTES, CLIENT_PATH_BYTES, FOREIGN_ID_BYTES,
     PERMISSION_INPUT_BYTES,
@@ -130,7 +130,7 @@ impl Acp {
         if !self.channel.is_ready() || self.channel.is_shutting_down {
             let why = "no session is open for this request";
             return Err(RejectedRequest::new(
-                "out_of_state",
+                OUT_OF_STATE,
                 answers::INVALID_REQUEST,
                 why,
             ));
@@ -158,7 +158,7 @@ impl Acp {
         if begins && self.turn == Turn::None {
             let why = "no turn is running: file requests and new terminals need a running turn";
             return Err(RejectedRequest::new(
-                "out_of_state",
+                OUT_OF_STATE,
                 answers::INVALID_REQUEST,
                 why,
             ));

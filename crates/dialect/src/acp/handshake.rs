@@ -43,11 +43,6 @@ impl Acp {
         self.authenticate(out);
     }
 
-    fn fail_version(&mut self, theirs: String, out: &mut Effects) {
-        let ours = write::VERSION;
-        self.fail_channel(ChannelError::Version { theirs, ours }, out);
-    }
-
     /// Checks that the agent supports the tool servers that it gets.
     fn check_mcp_servers(&self) -> Result<(), String> {
         for server in &self.opening.acp.mcp_servers {

@@ -147,6 +147,8 @@ pub struct Acp {
 }
 
 impl Protocol for Acp {
+    const VERSION: &'static str = write::VERSION;
+
     fn channel(&self) -> &ChannelState {
         &self.channel
     }

@@ -11,7 +11,7 @@ use super::{Acp, Step, Turn, write};
 use crate::driver::Protocol as _;
 use crate::jsonrpc::{INVALID_PARAMS, RequestId, VERSIONED};
 use crate::lenient::parse_object;
-use crate::{DialectError, Effect, Effects, report_bad_line};
+use crate::{DialectError, Effect, Effects, OUT_OF_STATE, report_bad_line};
 use marshal_model::{
     AgentClaims, Event, PermissionRequest, PermissionRequestKey, PermissionResponse,
 };
@@ -28,7 +28,7 @@ impl Acp {
     ) {
         // Nothing is written before the agent's version is known.
         if self.step == Step::Initializing {
-            return report_bad_line("out_of_state", line, out);
+            return report_bad_line(OUT_OF_STATE, line, out);
         }
         self.close_duplicate_client_request(id, line, out);
         if method != "session/request_permission" {
@@ -91,7 +91,7 @@ impl Acp {
             )));
         }
         if self.turn == Turn::None {
-            report_bad_line("out_of_state", line, out);
+            report_bad_line(OUT_OF_STATE, line, out);
             return self.deny_at_once(id, &options, out);
         }
         self.note_turn_activity(out);

@@ -10,7 +10,7 @@ use super::message::{self, CancelParams, Update, UpdateParams};
 use super::{Acp, fast_path, notices, resume, write};
 use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
-use crate::{Effect, Effects, report_bad_line, report_unknown};
+use crate::{Effect, Effects, OUT_OF_STATE, report_bad_line, report_unknown, state_changed};
 use marshal_model::limits;
 use marshal_model::{Event, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
@@ -96,7 +96,7 @@ impl Acp {
                 Some(entries) if self.note_turn_activity(out) => {
                     out.push(Effect::Event(Event::Plan { entries }));
                 }
-                Some(_) => report_bad_line("out_of_state", object.as_bytes(), out),
+                Some(_) => report_bad_line(OUT_OF_STATE, object.as_bytes(), out),
                 None => self.count_bad_line(BadFrame::Shape, object.as_bytes(), out),
             },
             "usage_update" => match message::context_used(params.update) {
@@ -107,12 +107,7 @@ impl Acp {
             },
             "current_mode_update" => match message::current_mode(params.update) {
                 Some(mode) => {
-                    out.push(Effect::Event(Event::StateChanged {
-                        model: None,
-                        mode: Some(mode.clone()),
-                        context_pct: None,
-                        context_window: None,
-                    }));
+                    out.push(Effect::Event(state_changed(None, Some(mode.clone()))));
                     self.on_mode_changed(&mode, out);
                 }
                 None => self.on_unreadable_setting(tag, object, out),
@@ -145,7 +140,7 @@ impl Acp {
         out: &mut Effects,
     ) {
         if !self.note_turn_activity(out) {
-            return report_bad_line("out_of_state", object.as_bytes(), out);
+            return report_bad_line(OUT_OF_STATE, object.as_bytes(), out);
         }
         if delta.raw().is_empty() {
             return;
@@ -180,7 +175,7 @@ impl Acp {
             fields.set_session(session);
         }
         if !self.note_turn_activity(out) {
-            report_bad_line("out_of_state", object.as_bytes(), out);
+            report_bad_line(OUT_OF_STATE, object.as_bytes(), out);
         }
         let word = if tag == "tool_call" {
             MessageKind::ToolCall

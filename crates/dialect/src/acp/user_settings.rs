@@ -8,7 +8,7 @@ use super::settings::{Choice, SessionOption, Value};
 use super::setup::{NotOffered, SettingRequest, WantedSetting, plan_setting};
 use super::{Acp, join_for_display};
 use crate::jsonrpc::Outcome;
-use crate::{DialectError, Effect, Effects};
+use crate::{DialectError, Effect, Effects, state_changed};
 use marshal_model::{ChoiceInfo, Event, OptionState, Setting, SettingValue, UntrustedText};
 
 impl Acp {
@@ -152,12 +152,10 @@ impl Acp {
         }
         if took.is_ok() {
             if let SettingRequest::Mode(mode) = &step {
-                out.push(Effect::Event(Event::StateChanged {
-                    model: None,
-                    mode: Some(UntrustedText::from(mode.as_str())),
-                    context_pct: None,
-                    context_window: None,
-                }));
+                out.push(Effect::Event(state_changed(
+                    None,
+                    Some(UntrustedText::from(mode.as_str())),
+                )));
             }
             let options = self.usable_options();
             if !options.is_empty() {

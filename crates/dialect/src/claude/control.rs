@@ -11,14 +11,14 @@ use super::message::{InitializeResult, Outcome, Reply, TurnResult};
 use super::{Claude, Phase, write};
 use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
-use crate::{ChannelError, DialectError, Effect, Effects, report_bad_line};
+use crate::{ChannelError, DialectError, Effect, Effects, report_bad_line, state_changed};
 use marshal_model::ids::is_safe_token;
 use marshal_model::{AgentInfo, ChoiceInfo, ErrorOrigin, Event, Setting, UntrustedText};
 
 /// The major version that we support.
 const MAJOR: &str = "2";
 /// The supported version, for the message about a mismatch.
-const SUPPORTED: &str = "2 of Claude Code, named in the reply to initialize";
+pub(super) const SUPPORTED: &str = "2 of Claude Code, named in the reply to initialize";
 /// The mode in which the agent asks.
 const ASK_MODE: &str = "default";
 /// The program's modes.
@@ -178,13 +178,7 @@ impl Claude {
                 why.escape_for_display(200)
             ),
         };
-        self.fail_channel(
-            ChannelError::Version {
-                theirs,
-                ours: SUPPORTED,
-            },
-            out,
-        );
+        self.fail_version(theirs, out);
     }
 
     /// Sets the pool's mode, or the asking mode where the agent does not report its mode.
@@ -402,15 +396,6 @@ fn parse_mode_reply(wanted: &str, outcome: Outcome<'_>) -> Result<UntrustedText,
                 ))
             }
         }
-    }
-}
-
-fn state_changed(model: Option<UntrustedText>, mode: Option<UntrustedText>) -> Event {
-    Event::StateChanged {
-        model,
-        mode,
-        context_pct: None,
-        context_window: None,
     }
 }
 

@@ -46,7 +46,7 @@ use self::stream_dedup::StreamedBlocks;
 use super::driver::{ChannelState, Phase, Protocol};
 use super::open_requests::{OpenRequests, RequestIds};
 use super::turn_end::TurnEnd;
-use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
+use super::{Command, DialectError, Effect, Effects, OUT_OF_STATE, OpenParams, report_bad_line};
 use marshal_model::{Event, TurnOutcome, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
 
@@ -105,6 +105,8 @@ pub struct Claude {
 }
 
 impl Protocol for Claude {
+    const VERSION: &'static str = control::SUPPORTED;
+
     fn channel(&self) -> &ChannelState {
         &self.channel
     }
@@ -199,7 +201,7 @@ impl Claude {
             Message::Reply(reply) => self.handle_reply(&reply, line, out),
             // Nothing is written before the agent's version is known.
             Message::Request(_) if self.is_version_unknown() => {
-                report_bad_line("out_of_state", line, out);
+                report_bad_line(OUT_OF_STATE, line, out);
             }
             Message::Request(request) => self.handle_request(&request, line, out),
             Message::CancelRequest(withdrawal) => {
@@ -215,7 +217,7 @@ impl Claude {
             Message::User(spoken) => self.user(&spoken, line, out),
             Message::StreamEvent(piece) => self.handle_stream_event(&piece, line, out),
             Message::Reset if self.channel.phase == Phase::Handshaking => {
-                report_bad_line("out_of_state", line, out);
+                report_bad_line(OUT_OF_STATE, line, out);
             }
             Message::Reset => {
                 self.session = AgentSession::default();

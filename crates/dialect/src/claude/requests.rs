@@ -6,7 +6,7 @@ use super::message::{CanUseTool, Hook};
 use super::{Claude, Turn, write};
 use crate::driver::Protocol as _;
 use crate::mcp_tool_call::McpToolCall;
-use crate::{Effect, Effects, report_bad_line};
+use crate::{Effect, Effects, OUT_OF_STATE, report_bad_line};
 use marshal_model::limits;
 use marshal_model::{AgentClaims, Event, PermissionRequest, UntrustedText};
 
@@ -42,7 +42,7 @@ impl Claude {
             return self.deny_at_once(id, "the turn was cancelled", out);
         }
         if !self.channel.is_ready() || !self.is_in_turn() {
-            report_bad_line("out_of_state", line, out);
+            report_bad_line(OUT_OF_STATE, line, out);
             return self.deny_at_once(id, "no turn is running", out);
         }
         self.note_turn_activity(out);

@@ -10,11 +10,10 @@ use super::stream_dedup::Kind;
 use super::{AgentSession, Claude, Phase, Turn};
 use crate::driver::Protocol as _;
 use crate::turn_end::TurnEnd;
-use crate::{ChannelError, Effect, Effects, lenient, report_bad_line, report_unknown};
+use crate::{
+    ChannelError, Effect, Effects, OUT_OF_STATE, lenient, report_bad_line, report_unknown,
+};
 use marshal_model::{Cost, ErrorOrigin, Event, TurnOutcome, UntrustedText};
-
-/// The reason of a line that came in the wrong state.
-const OUT_OF_STATE: &str = "out_of_state";
 /// How long a turn's result may take after the agent reported that the turn's prompt has ended.
 const RESULT_WAIT: Duration = Duration::from_secs(10);
 /// The currency of the agent's costs.

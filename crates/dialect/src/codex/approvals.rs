@@ -9,12 +9,12 @@ use serde_json::value::RawValue;
 
 use super::calls::{self, COMMAND, ToolCall};
 use super::members::Members;
-use super::{Codex, OUT_OF_STATE, Step, write};
+use super::{Codex, Step, write};
 use crate::driver::Protocol as _;
 use crate::jsonrpc::{INVALID_PARAMS, RequestId, UNVERSIONED};
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use crate::open_requests::RejectReason;
-use crate::{DialectError, Effect, Effects, report_bad_line, report_unknown};
+use crate::{DialectError, Effect, Effects, OUT_OF_STATE, report_bad_line, report_unknown};
 use marshal_model::limits;
 use marshal_model::{
     AgentClaims, PermissionRequest, PermissionRequestKey, PermissionResponse, UntrustedText,

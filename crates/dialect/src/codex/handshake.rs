@@ -11,9 +11,8 @@ use super::usage::TurnUsage;
 use super::{Codex, Step, version, write};
 use crate::driver::{Phase, Protocol as _};
 use crate::jsonrpc::{ErrorReply, Outcome};
-use crate::lenient::{parse_object, parse_string};
+use crate::lenient::{parse_id, parse_object, parse_string};
 use crate::{ChannelError, Effect, Effects};
-use marshal_model::limits;
 use marshal_model::{Event, UntrustedText};
 
 /// The protocol's generation, as its schema names it.
@@ -115,11 +114,6 @@ impl Codex {
         self.info.version = Some(UntrustedText::from(theirs));
         out.push(Effect::Write(write::initialized()));
         self.send_request(Step::Account, out);
-    }
-
-    fn fail_version(&mut self, theirs: String, out: &mut Effects) {
-        let ours = version::SUPPORTED;
-        self.fail_channel(ChannelError::Version { theirs, ours }, out);
     }
 
     /// Whether the provider requires a login, and whether there is one.
@@ -286,6 +280,5 @@ fn thread_id(thread: &RawValue) -> Option<UntrustedText> {
         #[serde(borrow)]
         id: Option<&'a RawValue>,
     }
-    let id = parse_string(parse_object::<Named<'_>>(thread)?.id)?;
-    (!id.raw().is_empty() && id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
+    parse_id(parse_object::<Named<'_>>(thread)?.id)
 }

@@ -9,11 +9,11 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::Codex;
 use super::calls::{self, ThreadItem, ToolCall};
-use super::{Codex, OUT_OF_STATE};
 use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
-use crate::{Effect, Effects, report_bad_line, report_unknown};
+use crate::{Effect, Effects, OUT_OF_STATE, report_bad_line, report_unknown};
 use marshal_model::limits;
 use marshal_model::{Event, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};

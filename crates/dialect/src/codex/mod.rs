@@ -62,9 +62,6 @@ use super::{Command, DialectError, Effect, Effects, OpenParams, PendingDenials, 
 use marshal_model::{AgentInfo, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
 
-/// The reason of a line that came in the wrong state.
-const OUT_OF_STATE: &str = "out_of_state";
-
 /// What the handshake waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Step {
@@ -106,6 +103,8 @@ pub struct Codex {
 }
 
 impl Protocol for Codex {
+    const VERSION: &'static str = version::SUPPORTED;
+
     fn channel(&self) -> &ChannelState {
         &self.channel
     }

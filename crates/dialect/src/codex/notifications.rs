@@ -9,10 +9,10 @@ use serde_json::value::RawValue;
 use super::items::TextKind;
 use super::turns::TurnError;
 use super::usage::TokenUsage;
-use super::{Codex, OUT_OF_STATE, Step, write};
+use super::{Codex, Step, write};
 use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
-use crate::{Effect, Effects, report_bad_line, report_unknown};
+use crate::{Effect, Effects, OUT_OF_STATE, report_bad_line, report_unknown, state_changed};
 use marshal_model::limits;
 use marshal_model::{Event, PlanEntry, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};
@@ -108,12 +108,7 @@ impl Codex {
                 Some(())
             }
             "model/rerouted" if is_ours => parse_string(read.to_model).map(|model| {
-                out.push(Effect::Event(Event::StateChanged {
-                    model: Some(model),
-                    mode: None,
-                    context_pct: None,
-                    context_window: None,
-                }));
+                out.push(Effect::Event(state_changed(Some(model), None)));
             }),
             "thread/name/updated" if is_ours => parse_string(read.thread_name).map(|title| {
                 out.push(Effect::Event(Event::SessionInfo {

@@ -6,13 +6,12 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::keepalive::RetryTarget;
-use super::{Codex, OUT_OF_STATE, write};
+use super::{Codex, write};
 use crate::driver::Protocol as _;
 use crate::jsonrpc::{ErrorReply, Outcome};
-use crate::lenient::{parse_object, parse_string};
+use crate::lenient::{parse_id, parse_object, parse_string};
 use crate::turn_end::TurnEnd;
-use crate::{Effect, Effects, PendingDenials, report_bad_line};
-use marshal_model::limits;
+use crate::{Effect, Effects, OUT_OF_STATE, PendingDenials, report_bad_line};
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};
 
@@ -59,8 +58,7 @@ struct TurnInfo<'a> {
 impl TurnInfo<'_> {
     /// Its name, if it is usable.
     fn name(&self) -> Option<String> {
-        let id = parse_string(self.id)?.into_raw();
-        (!id.is_empty() && id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
+        parse_id(self.id).map(UntrustedText::into_raw)
     }
 }
 

@@ -14,15 +14,14 @@ use crate::driver::Protocol as _;
 use crate::named_turn::Turn;
 use crate::slash::{self, SlashReply};
 use crate::turn_end::TurnEnd;
-use crate::{ChannelError, Effect, Effects, describe_agent_error, lenient, report_bad_line};
+use crate::{
+    ChannelError, Effect, Effects, OUT_OF_STATE, describe_agent_error, lenient, report_bad_line,
+};
 use marshal_config::dialect_definition::{
     AcceptedVersion, EndsTurn, EventDetail, Placeholder, UnansweredPolicy,
 };
 use marshal_model::limits;
 use marshal_model::{AgentInfo, ErrorOrigin, Event, PermissionRequest, TurnOutcome, UntrustedText};
-
-/// The reason of a line that came in the wrong state.
-const OUT_OF_STATE: &str = "out_of_state";
 
 /// The rule that a message matched, and the turn that it names.
 pub(super) struct RuleContext<'a> {

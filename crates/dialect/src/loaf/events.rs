@@ -11,12 +11,9 @@ use super::message::{self, Chunk, EventScope, Payload};
 use crate::driver::Protocol as _;
 use crate::lenient::{Count, parse, parse_object, parse_string};
 use crate::turn_end::TurnEnd;
-use crate::{Effect, Effects, report_bad_line, report_unknown};
+use crate::{Effect, Effects, OUT_OF_STATE, report_bad_line, report_unknown, state_changed};
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText};
 use marshal_wire::json::BadFrame;
-
-/// The reason of a line that came in the wrong state.
-const OUT_OF_STATE: &str = "out_of_state";
 
 impl Loaf {
     pub(super) fn handle_notification(
@@ -262,12 +259,7 @@ impl Loaf {
         if !self.channel.is_ready() {
             return;
         }
-        out.push(Effect::Event(Event::StateChanged {
-            model: Some(model),
-            mode: None,
-            context_pct: None,
-            context_window: None,
-        }));
+        out.push(Effect::Event(state_changed(Some(model), None)));
     }
 }
 

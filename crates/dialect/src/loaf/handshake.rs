@@ -6,12 +6,12 @@ use serde_json::value::RawValue;
 
 use super::message::{self, HandshakeResult, State};
 use super::models::{self, Model, Models};
-use super::write::{self, VERSION};
+use super::write;
 use super::{Loaf, Step};
 use crate::driver::{Phase, Protocol as _};
 use crate::jsonrpc::{ErrorReply, Outcome};
 use crate::lenient::parse_object;
-use crate::{ChannelError, DialectError, Effect, Effects};
+use crate::{ChannelError, DialectError, Effect, Effects, state_changed};
 use marshal_config::OptionValue;
 use marshal_model::{Event, Setting, SettingValue, UntrustedText};
 
@@ -98,11 +98,6 @@ impl Loaf {
                 self.fail_channel(ChannelError::NotResumed(why), out);
             }
         }
-    }
-
-    fn fail_version(&mut self, theirs: String, out: &mut Effects) {
-        let ours = VERSION;
-        self.fail_channel(ChannelError::Version { theirs, ours }, out);
     }
 
     /// The reply to `session.create`.
@@ -294,12 +289,10 @@ impl Loaf {
             Err(error) => Err(describe_rejection(&model, &error)),
         };
         if took.is_ok() {
-            out.push(Effect::Event(Event::StateChanged {
-                model: self.models.selected.clone(),
-                mode: None,
-                context_pct: None,
-                context_window: None,
-            }));
+            out.push(Effect::Event(state_changed(
+                self.models.selected.clone(),
+                None,
+            )));
             out.extend(self.options().map(Effect::Event));
         }
         out.push(Effect::SettingResult(took));

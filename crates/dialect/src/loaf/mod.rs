@@ -49,7 +49,7 @@ use self::models::{Model, Models};
 use self::turn::Turn;
 use super::driver::{ChannelState, Protocol};
 use super::jsonrpc::{self, Message, Outcome, OwnRequests, RequestId, VERSIONED};
-use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
+use super::{Command, DialectError, Effect, Effects, OUT_OF_STATE, OpenParams, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
 
@@ -131,6 +131,8 @@ pub struct Loaf {
 }
 
 impl Protocol for Loaf {
+    const VERSION: &'static str = write::VERSION;
+
     fn channel(&self) -> &ChannelState {
         &self.channel
     }
@@ -277,7 +279,7 @@ impl Loaf {
     fn handle_request(&self, id: &RequestId, line: &[u8], out: &mut Effects) {
         // Nothing is written before the agent's version is known.
         if self.step == Step::Handshaking {
-            return report_bad_line("out_of_state", line, out);
+            return report_bad_line(OUT_OF_STATE, line, out);
         }
         out.push(Effect::Write(VERSIONED.method_not_found(id.json())));
     }

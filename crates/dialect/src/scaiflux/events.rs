@@ -12,15 +12,12 @@ use crate::driver::Protocol as _;
 use crate::named_turn::Turn;
 use crate::slash::{self, SlashReply};
 use crate::turn_end::TurnEnd;
-use crate::{ChannelError, Effect, Effects, describe_agent_error, lenient, report_bad_line};
+use crate::{Effect, Effects, OUT_OF_STATE, describe_agent_error, lenient, report_bad_line};
 use marshal_model::limits;
 use marshal_model::{
     AgentClaims, AgentInfo, ErrorOrigin, Event, PermissionRequest, TurnOutcome, UntrustedText,
     Usage,
 };
-
-/// The reason of a line that came in the wrong state.
-const OUT_OF_STATE: &str = "out_of_state";
 
 impl Scaiflux {
     pub(super) fn handle_message(&mut self, message: Message<'_>, line: &[u8], out: &mut Effects) {
@@ -55,8 +52,7 @@ impl Scaiflux {
         let theirs = ready.protocol.map_or("none", |raw| raw.get());
         if theirs != PROTOCOL {
             let theirs = UntrustedText::from(theirs).escape_for_display(40);
-            let ours = PROTOCOL;
-            return self.fail_channel(ChannelError::Version { theirs, ours }, out);
+            return self.fail_version(theirs, out);
         }
         if let Some(fault) = self.mode_guard.check_initial(ready.mode().as_ref()) {
             return self.fail_channel(fault, out);

@@ -69,6 +69,8 @@ pub struct Scaiflux {
 }
 
 impl Protocol for Scaiflux {
+    const VERSION: &'static str = PROTOCOL;
+
     fn channel(&self) -> &ChannelState {
         &self.channel
     }

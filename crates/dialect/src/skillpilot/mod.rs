@@ -23,7 +23,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::driver::{ChannelState, Phase, Protocol};
-use super::{ChannelError, Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
+use super::{
+    ChannelError, Command, DialectError, Effect, Effects, OUT_OF_STATE, OpenParams, report_bad_line,
+};
 use marshal_config as config;
 use marshal_model::limits;
 use marshal_model::{AgentInfo, Event, TurnOutcome, UntrustedText, Usage};
@@ -79,6 +81,9 @@ pub struct Skillpilot {
 }
 
 impl Protocol for Skillpilot {
+    const PEER: &'static str = "carrier";
+    const VERSION: &'static str = VERSION;
+
     fn channel(&self) -> &ChannelState {
         &self.channel
     }
@@ -119,8 +124,6 @@ impl Protocol for Skillpilot {
         }
         Ok(())
     }
-
-    const PEER: &'static str = "carrier";
 
     fn carry_out(
         &mut self,
@@ -206,14 +209,14 @@ impl Skillpilot {
                 if self.is_current(&command) {
                     out.push(Effect::Event(Event::Text { delta: text.into() }));
                 } else {
-                    report_bad_line("out_of_state", line, out);
+                    report_bad_line(OUT_OF_STATE, line, out);
                 }
             }
             Message::Result { command, content } => {
                 if self.is_current(&command) {
                     self.result(content, out);
                 } else {
-                    report_bad_line("out_of_state", line, out);
+                    report_bad_line(OUT_OF_STATE, line, out);
                 }
             }
             Message::State(phase) => {
@@ -240,13 +243,7 @@ impl Skillpilot {
         let theirs = hello.protocol.map_or("none", |raw| raw.get());
         if theirs != VERSION {
             let theirs = UntrustedText::from(theirs).escape_for_display(40);
-            return self.fail_channel(
-                ChannelError::Version {
-                    theirs,
-                    ours: VERSION,
-                },
-                out,
-            );
+            return self.fail_version(theirs, out);
         }
         let Some(parts) = hello.parts() else {
             return self.fail_protocol("the carrier's hello cannot be read".to_owned(), out);
