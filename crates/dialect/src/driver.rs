@@ -89,8 +89,7 @@ pub(crate) trait Protocol: Send {
     ///
     /// # Errors
     /// The line is not a message. It is counted.
-    fn handle_line(&mut self, line: &[u8], now: Instant, out: &mut Effects)
-    -> Result<(), BadFrame>;
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame>;
 
     /// Whether nothing is read or written any more.
     fn is_closed(&self) -> bool {
@@ -101,12 +100,7 @@ pub(crate) trait Protocol: Send {
     ///
     /// # Errors
     /// [`DialectError`] if the protocol's state does not allow it; then nothing was written.
-    fn carry_out(
-        &mut self,
-        command: Command,
-        now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError>;
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError>;
 
     /// Starts the shutdown, once.
     fn shut_down(&mut self, out: &mut Effects);
@@ -217,7 +211,7 @@ impl<P: Protocol> Dialect for P {
         channel.keepalive.record_activity(now);
         match input {
             Input::Frame(line) => {
-                if let Err(bad) = self.handle_line(line, now, out) {
+                if let Err(bad) = self.handle_line(line, out) {
                     self.count_bad_line(bad, line, out);
                 }
             }
@@ -255,7 +249,7 @@ impl<P: Protocol> Dialect for P {
         if !self.channel().is_ready() {
             return Err(DialectError::NotReady);
         }
-        self.carry_out(command, now, out)
+        self.carry_out(command, out)
     }
 
     fn deadline(&self) -> Option<Instant> {

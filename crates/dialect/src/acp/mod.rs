@@ -164,12 +164,7 @@ impl Protocol for Acp {
         self.send_request("initialize", out, |id| write::initialize(id, offers));
     }
 
-    fn handle_line(
-        &mut self,
-        line: &[u8],
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), BadFrame> {
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
         let object = json::expect_object(line)?;
         if self.try_fast_path(object, out) {
             return Ok(());
@@ -186,12 +181,7 @@ impl Protocol for Acp {
         Ok(())
     }
 
-    fn carry_out(
-        &mut self,
-        command: Command,
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         match command {
             Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
             Command::Prompt {

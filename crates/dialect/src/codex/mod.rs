@@ -119,12 +119,7 @@ impl Protocol for Codex {
         self.send_request(Step::Initializing, out);
     }
 
-    fn handle_line(
-        &mut self,
-        line: &[u8],
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), BadFrame> {
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
         let object = json::expect_object(line)?;
         if self.try_fast_path(object, out) {
             return Ok(());
@@ -141,12 +136,7 @@ impl Protocol for Codex {
         Ok(())
     }
 
-    fn carry_out(
-        &mut self,
-        command: Command,
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         match command {
             Command::Prompt { .. } if self.turn.is_some() => return Err(DialectError::Busy),
             Command::Prompt { text, .. } => self.prompt(text, out),

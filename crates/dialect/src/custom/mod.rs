@@ -154,12 +154,7 @@ impl Protocol for Custom {
         }
     }
 
-    fn handle_line(
-        &mut self,
-        line: &[u8],
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), BadFrame> {
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
         let Some(plan) = self.plan.clone() else {
             return Ok(());
         };
@@ -207,12 +202,7 @@ impl Protocol for Custom {
         self.channel.is_closed() || self.plan.is_none()
     }
 
-    fn carry_out(
-        &mut self,
-        command: Command,
-        now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         let Some(plan) = self.plan.clone() else {
             return Err(DialectError::Closed);
         };
@@ -226,7 +216,7 @@ impl Protocol for Custom {
                 return Err(DialectError::Unsupported);
             }
             Command::Slash { command, args } => {
-                self.slash.start(!self.turn.is_none(), now)?;
+                self.slash.start(!self.turn.is_none(), self.channel.now)?;
                 if let Some(template) = &plan.definition.slash {
                     let texts = [
                         (Placeholder::Command, &*command),

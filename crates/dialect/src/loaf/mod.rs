@@ -146,12 +146,7 @@ impl Protocol for Loaf {
         self.send_handshake(write::VERSION, out);
     }
 
-    fn handle_line(
-        &mut self,
-        line: &[u8],
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), BadFrame> {
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
         let object = json::expect_object(line)?;
         if let Some((about, chunk)) = message::parse_chunk_line(object) {
             self.chunk(&about, chunk, line, out);
@@ -167,12 +162,7 @@ impl Protocol for Loaf {
         Ok(())
     }
 
-    fn carry_out(
-        &mut self,
-        command: Command,
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         let Some(session) = self.session.clone() else {
             return Err(DialectError::NotReady);
         };

@@ -85,12 +85,7 @@ impl Protocol for Scaiflux {
         self.mode_guard = ModeGuard::new(opening, &MODES);
     }
 
-    fn handle_line(
-        &mut self,
-        line: &[u8],
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), BadFrame> {
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
         let object = json::expect_object(line)?;
         let tag = json::read_tag(object)?;
         match message::read(&tag, object) {
@@ -100,12 +95,7 @@ impl Protocol for Scaiflux {
         Ok(())
     }
 
-    fn carry_out(
-        &mut self,
-        command: Command,
-        now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         match command {
             Command::Prompt { .. } if !self.turn.is_none() => return Err(DialectError::Busy),
             Command::Prompt { text, .. } => {
@@ -113,7 +103,7 @@ impl Protocol for Scaiflux {
                 out.push(Effect::Write(message::prompt(&text)));
             }
             Command::Slash { command, args } => {
-                self.slash.start(!self.turn.is_none(), now)?;
+                self.slash.start(!self.turn.is_none(), self.channel.now)?;
                 out.push(Effect::Write(message::slash(&command, &args)));
             }
             Command::Cancel => self.cancel(out),

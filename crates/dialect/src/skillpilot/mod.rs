@@ -98,12 +98,7 @@ impl Protocol for Skillpilot {
         self.resume = opening.resume.clone();
     }
 
-    fn handle_line(
-        &mut self,
-        line: &[u8],
-        now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), BadFrame> {
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
         let object = json::expect_object(line)?;
         let tag = json::read_tag(object)?;
         match message::read(&tag, object) {
@@ -120,17 +115,12 @@ impl Protocol for Skillpilot {
                     out,
                 );
             }
-            message => self.handle_message(message?, line, now, out),
+            message => self.handle_message(message?, line, out),
         }
         Ok(())
     }
 
-    fn carry_out(
-        &mut self,
-        command: Command,
-        now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         match command {
             Command::Prompt { .. } if self.turn.is_some() => Err(DialectError::Busy),
             Command::Prompt { text, .. } => self.prompt(&text, out),
@@ -148,7 +138,7 @@ impl Protocol for Skillpilot {
             }
             Command::Goodbye => Ok(()),
         }
-        .inspect(|()| self.record_activity(now))
+        .inspect(|()| self.record_activity())
     }
 
     fn shut_down(&mut self, out: &mut Effects) {
@@ -177,7 +167,7 @@ impl Protocol for Skillpilot {
 
     fn handle_due(&mut self, now: Instant, out: &mut Effects) {
         if self.lease_due.is_some_and(|at| at <= now) {
-            self.lease(now, out);
+            self.lease(out);
         }
         if self.turn.is_none() && self.silence_due.is_some_and(|at| at <= now) {
             let silence = self.silence().as_secs();
@@ -188,21 +178,15 @@ impl Protocol for Skillpilot {
 }
 
 impl Skillpilot {
-    fn handle_message(
-        &mut self,
-        message: Message<'_>,
-        line: &[u8],
-        now: Instant,
-        out: &mut Effects,
-    ) {
+    fn handle_message(&mut self, message: Message<'_>, line: &[u8], out: &mut Effects) {
         if let Message::Hello(hello) = message {
-            return self.hello(&hello, now, out);
+            return self.hello(&hello, out);
         }
         if self.carrier.is_none() {
             let problem = "the carrier sent something before its hello".to_owned();
             return self.fail_protocol(problem, out);
         }
-        self.record_activity(now);
+        self.record_activity();
         match message {
             Message::Hello(_) => {}
             Message::Output { command, text } => {
@@ -236,7 +220,7 @@ impl Skillpilot {
     }
 
     /// The version gate. Only the integer 1 passes, before anything is written.
-    fn hello(&mut self, hello: &Hello<'_>, now: Instant, out: &mut Effects) {
+    fn hello(&mut self, hello: &Hello<'_>, out: &mut Effects) {
         if self.carrier.is_some() {
             return self.fail_protocol("the carrier sent hello twice".to_owned(), out);
         }
@@ -264,9 +248,9 @@ impl Skillpilot {
         }
         let wants_lease = carrier.is_runner || self.runner_config.lease.is_some();
         self.carrier = Some(carrier);
-        self.record_activity(now);
+        self.record_activity();
         if wants_lease {
-            self.lease(now, out);
+            self.lease(out);
         }
     }
 
@@ -294,8 +278,8 @@ impl Skillpilot {
     }
 
     /// Records a sign of life.
-    fn record_activity(&mut self, now: Instant) {
-        self.silence_due = Some(now + self.silence());
+    fn record_activity(&mut self) {
+        self.silence_due = self.channel.now.map(|now| now + self.silence());
     }
 
     fn silence(&self) -> Duration {
@@ -337,9 +321,9 @@ impl Skillpilot {
     }
 
     /// Writes a lease.
-    fn lease(&mut self, now: Instant, out: &mut Effects) {
+    fn lease(&mut self, out: &mut Effects) {
         let term = self.runner_config.lease.unwrap_or(config::RUNNER_LEASE);
-        self.lease_due = Some(now + term / 3);
+        self.lease_due = self.channel.now.map(|now| now + term / 3);
         if let Some(carrier) = &self.carrier {
             out.push(Effect::Write(message::lease(&carrier.id_prefix, term)));
         }
