@@ -1,4 +1,4 @@
-//! Whether an agent is alive: a ping after silence, and requests without a reply.
+//! Whether an agent is alive: a ping after silence.
 //!
 //! Any reply shows that the agent is alive, also one that refuses. Must not know what a request is
 //! for, nor when an agent may be silent.
@@ -11,6 +11,8 @@ use marshal_model::limits;
 /// The agent's silence, and our pings since it last sent anything.
 #[derive(Debug, Default)]
 pub(crate) struct Keepalive {
+    /// How long the agent may be silent; `None`: no pings.
+    interval: Option<Duration>,
     /// When the agent last sent anything.
     last_activity: Option<Instant>,
     /// When the last ping since then was sent.
@@ -22,6 +24,14 @@ pub(crate) struct Keepalive {
 }
 
 impl Keepalive {
+    /// Pings after so much silence.
+    pub(crate) fn new(interval: Option<Duration>) -> Self {
+        Self {
+            interval,
+            ..Self::default()
+        }
+    }
+
     /// Records output of the agent as a sign of life.
     pub(crate) const fn record_activity(&mut self, now: Instant) {
         self.last_activity = Some(now);
@@ -39,18 +49,18 @@ impl Keepalive {
     }
 
     /// When a silent agent gets a ping.
-    pub(crate) fn due(&self, interval: Option<Duration>) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         self.last_ping
             .or(self.last_activity)?
-            .checked_add(interval?)
+            .checked_add(self.interval?)
     }
 
     /// No reply at all to several pings is a fault.
-    pub(crate) fn check_missed(&self, interval: Option<Duration>) -> Result<(), ChannelError> {
+    pub(crate) fn check_missed(&self) -> Result<(), ChannelError> {
         if self.missed < limits::KEEPALIVE_MISSES {
             return Ok(());
         }
-        let (pings, wait) = (limits::KEEPALIVE_MISSES, interval.unwrap_or_default());
+        let (pings, wait) = (limits::KEEPALIVE_MISSES, self.interval.unwrap_or_default());
         Err(ChannelError::Unanswered(format!(
             "the agent did not answer {pings} pings, {wait:?} apart (timeouts.keepalive)"
         )))
@@ -65,12 +75,4 @@ impl Keepalive {
         }
         self.pending_pings.push(id);
     }
-}
-
-/// A request of ours has no reply in time.
-pub(crate) fn unanswered(method: &str, timeout: Option<Duration>) -> ChannelError {
-    let wait = timeout.unwrap_or_default();
-    ChannelError::Unanswered(format!(
-        "the agent did not answer {method} within {wait:?} (timeouts.control)"
-    ))
 }

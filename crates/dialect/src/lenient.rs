@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use marshal_model::UntrustedText;
+use marshal_model::{UntrustedText, limits};
 use marshal_wire::json;
 
 /// A count: any JSON number; negative ones become 0, fractions are cut, `null` is 0.
@@ -101,6 +101,11 @@ pub(super) fn parse_object<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<
 /// A raw value that is a string.
 pub(super) fn parse_string(raw: Option<&RawValue>) -> Option<UntrustedText> {
     parse::<String>(raw?).map(UntrustedText::new)
+}
+
+/// A raw value that is a usable id: a string that is neither empty nor too long.
+pub(super) fn parse_id(raw: Option<&RawValue>) -> Option<UntrustedText> {
+    parse_string(raw).filter(|id| !id.is_empty() && id.len() <= limits::FOREIGN_ID_BYTES)
 }
 
 /// A raw value to pass on; `null` if there is none.

@@ -34,7 +34,8 @@ pub mod codex;
 pub mod custom;
 mod denials;
 mod driver;
-mod envelope;
+mod json_line;
+mod jsonrpc;
 mod keepalive;
 mod lenient;
 pub mod lifecycle;
@@ -42,10 +43,12 @@ pub mod loaf;
 pub mod mcp;
 mod mcp_tool_call;
 mod mode_guard;
+mod named_turn;
 mod open_requests;
 pub mod scaiflux;
 pub mod skillpilot;
 mod slash;
+mod turn_end;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,7 +62,7 @@ use serde_json::value::RawValue;
 use marshal_config::{self as config, DialectName};
 use marshal_model::limits;
 use marshal_model::{
-    AgentInfo, ClientCall, ClientCapabilities, ClientResult, Event, PermissionRequest,
+    AgentInfo, ClientCall, ClientCapabilities, ClientResult, ErrorOrigin, Event, PermissionRequest,
     PermissionRequestKey, PermissionResponse, Setting, UntrustedText,
 };
 
@@ -318,6 +321,9 @@ pub trait Dialect: Send {
     }
 }
 
+/// The reason of a line that came in the wrong state.
+const OUT_OF_STATE: &str = "out_of_state";
+
 /// Every `reason` of an [`Event::BadLine`], for metrics that start at 0.
 pub const BAD_LINE_REASONS: &[&str] = &[
     "too_long",
@@ -327,7 +333,7 @@ pub const BAD_LINE_REASONS: &[&str] = &[
     "no_type",
     "bad_shape",
     "unknown_id",
-    "out_of_state",
+    OUT_OF_STATE,
     "duplicate_id",
     "too_many_asks",
 ];
@@ -367,6 +373,45 @@ fn report_bad_line(reason: &'static str, line: &[u8], out: &mut Effects) {
         reason: reason.into(),
         head: String::from_utf8_lossy(head).into_owned().into(),
     }));
+}
+
+/// Passes on a message that is not typed. It was read once, so reading it again cannot fail.
+fn report_unknown(tag: &str, object: &str, out: &mut Effects) {
+    if let Ok(raw) = serde_json::from_str::<&RawValue>(object) {
+        out.push(Effect::Event(Event::Unknown {
+            tag: tag.into(),
+            raw: raw.to_owned(),
+        }));
+    }
+}
+
+/// An error of the agent as an event, and as a sentence of ours.
+fn describe_agent_error(
+    code: UntrustedText,
+    message: UntrustedText,
+    origin: ErrorOrigin,
+) -> (Event, String) {
+    let text = format!(
+        "the agent reported error {}: {}",
+        code.escape_for_display(80),
+        message.escape_for_display(300)
+    );
+    let event = Event::AgentError {
+        code,
+        message,
+        origin,
+    };
+    (event, text)
+}
+
+/// The model or the mode of the session changed.
+const fn state_changed(model: Option<UntrustedText>, mode: Option<UntrustedText>) -> Event {
+    Event::StateChanged {
+        model,
+        mode,
+        context_pct: None,
+        context_window: None,
+    }
 }
 
 /// Merges adjacent pieces of text, and of thought, up to [`limits::MERGED_TEXT_BYTES`] each, so

@@ -11,6 +11,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use super::{Effect, Effects, report_bad_line};
 use marshal_model::PermissionRequestKey;
 use marshal_model::limits;
 
@@ -23,6 +24,26 @@ pub(super) enum RejectReason {
     TooMany,
     /// Its id is longer than [`limits::FOREIGN_ID_BYTES`].
     LongId,
+}
+
+impl RejectReason {
+    /// The reason of the `bad_line` event.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Duplicate => "duplicate_id",
+            Self::TooMany => "too_many_asks",
+            Self::LongId => "bad_shape",
+        }
+    }
+
+    /// The reason that a denial names.
+    pub(super) const fn describe(self) -> &'static str {
+        match self {
+            Self::Duplicate => "this request id was used before",
+            Self::TooMany => "too many permission requests are open",
+            Self::LongId => "the request id is too long",
+        }
+    }
 }
 
 /// The ids that the requests of one channel have used, of any kind.
@@ -127,6 +148,34 @@ impl<T> OpenRequests<T> {
     /// Ends all of them, oldest first.
     pub(super) fn close_all(&mut self) -> Vec<(PermissionRequestKey, T)> {
         std::mem::take(&mut self.open)
+    }
+
+    /// Withdraws the request that has this id, if one is open: whatever is answered now under the
+    /// id answers it too.
+    pub(super) fn withdraw(&mut self, id: &str, out: &mut Effects) {
+        let open = self.close(id);
+        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+    }
+
+    /// Withdraws the open request whose id a new request repeats, and reports the line. An answer
+    /// has no more than an id, so it is unclear which of the two it would be for.
+    pub(super) fn withdraw_original(
+        &mut self,
+        ids: &mut RequestIds,
+        id: &str,
+        line: &[u8],
+        out: &mut Effects,
+    ) {
+        if let Some((key, _)) = self.close_original(ids, id) {
+            report_bad_line("duplicate_id", line, out);
+            out.push(Effect::RequestWithdrawn(key));
+        }
+    }
+
+    /// Withdraws all of them, oldest first: they get no answer.
+    pub(super) fn withdraw_all(&mut self, out: &mut Effects) {
+        let open = self.close_all().into_iter();
+        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
     }
 }
 

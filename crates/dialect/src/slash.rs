@@ -59,14 +59,18 @@ impl SlashTracker {
     ///
     /// # Errors
     /// [`DialectError`] while a turn runs, and while another command has no result.
-    pub(super) fn start(&mut self, in_turn: bool, now: Instant) -> Result<(), DialectError> {
+    pub(super) fn start(
+        &mut self,
+        in_turn: bool,
+        now: Option<Instant>,
+    ) -> Result<(), DialectError> {
         if in_turn {
             return Err(DialectError::Busy);
         }
         if self.is_open() {
             return Err(DialectError::CommandPending);
         }
-        self.state = SlashState::Pending(now.checked_add(self.timeout));
+        self.state = SlashState::Pending(now.and_then(|now| now.checked_add(self.timeout)));
         Ok(())
     }
 

@@ -6,9 +6,9 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::envelope::ErrorReply;
-use super::{Acp, Phase, describe_error, join_for_display, write};
+use super::{Acp, Step, join_for_display, write};
 use crate::driver::Protocol as _;
+use crate::jsonrpc::{ErrorReply, Outcome};
 use crate::lenient::{BoundedList, parse_object, parse_string};
 use crate::{ChannelError, Effects};
 use marshal_model::UntrustedText;
@@ -74,9 +74,10 @@ impl Acp {
                 );
                 self.fail_channel(ChannelError::NeedsSetup(message), out);
             }
-            Some(_) => self.send_request(Phase::Authenticating, "authenticate", out, |id| {
-                write::authenticate(id, &wanted)
-            }),
+            Some(_) => {
+                self.step = Step::Authenticating;
+                self.send_request("authenticate", out, |id| write::authenticate(id, &wanted));
+            }
             None => {
                 let message = format!(
                     "the agent offers no login {shown} (auth); it offers: {}",
@@ -88,17 +89,13 @@ impl Acp {
     }
 
     /// The reply to `authenticate`.
-    pub(super) fn on_authenticate_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_authenticate_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         match outcome {
             Ok(_) => self.open_session(out),
             Err(error) => {
                 let wanted = self.opening.acp.auth.as_deref().unwrap_or_default();
                 let shown = UntrustedText::from(wanted).escape_for_display(80);
-                let message = format!("the login {shown} failed: {}", describe_error(&error));
+                let message = format!("the login {shown} failed: {}", error.describe());
                 let fault = if error.code == AUTH_REQUIRED {
                     ChannelError::NeedsSetup(format!("{message}; {LOGIN_ADVICE}"))
                 } else {
@@ -121,7 +118,7 @@ impl Acp {
         let message = format!(
             "the agent wants a login before it opens a session; it offers: {}; {what_to_do} ({})",
             self.offered_logins(),
-            describe_error(error)
+            error.describe()
         );
         self.fail_channel(ChannelError::NeedsSetup(message), out);
     }

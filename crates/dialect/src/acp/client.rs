@@ -16,10 +16,10 @@ use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
 use self::elicitation::Form;
-use super::envelope::RequestId;
-use super::{Acp, Phase, ShutdownState, Turn};
+use super::{Acp, Turn};
+use crate::jsonrpc::{RequestId, VERSIONED};
 use crate::open_requests::{OpenRequests, RejectReason, RequestIds};
-use crate::{DialectError, Effect, Effects, report_bad_line};
+use crate::{DialectError, Effect, Effects, OUT_OF_STATE, report_bad_line};
 use marshal_model::limits::{
     CLIENT_FILE_BYTES, CLIENT_OPEN_BYTES, CLIENT_PATH_BYTES, FOREIGN_ID_BYTES,
     PERMISSION_INPUT_BYTES,
@@ -114,7 +114,7 @@ impl Acp {
                 if let Some(reason) = counted {
                     report_bad_line(reason, line, out);
                 }
-                out.push(Effect::Write(answers::error(id.json(), code, &message)));
+                out.push(Effect::Write(VERSIONED.error(id.json(), code, &message)));
             }
         }
         true
@@ -127,10 +127,10 @@ impl Acp {
         params: Option<&RawValue>,
         out: &mut Effects,
     ) -> Result<(), RejectedRequest> {
-        if self.phase != Phase::Ready || self.shutdown != ShutdownState::NotStarted {
+        if !self.channel.is_ready() || self.channel.is_shutting_down {
             let why = "no session is open for this request";
             return Err(RejectedRequest::new(
-                "out_of_state",
+                OUT_OF_STATE,
                 answers::INVALID_REQUEST,
                 why,
             ));
@@ -158,7 +158,7 @@ impl Acp {
         if begins && self.turn == Turn::None {
             let why = "no turn is running: file requests and new terminals need a running turn";
             return Err(RejectedRequest::new(
-                "out_of_state",
+                OUT_OF_STATE,
                 answers::INVALID_REQUEST,
                 why,
             ));
@@ -227,7 +227,7 @@ impl Acp {
         let line = match answer {
             _ if method == ClientMethod::ElicitationCreate => elicited(&key.id, &form, answer),
             Ok(done) => answers::success(&key.id, method, done),
-            Err(error) => answers::error(&key.id, code(error.kind), &error_message(error)),
+            Err(error) => VERSIONED.error(&key.id, code(error.kind), &error_message(error)),
         };
         out.push(Effect::Write(line));
         Ok(())
@@ -275,7 +275,7 @@ fn elicited(id: &str, form: &Form, answer: &ClientResult) -> Vec<u8> {
             let action = match error.kind {
                 ClientErrorKind::Denied => "decline",
                 ClientErrorKind::Cancelled => "cancel",
-                kind => return answers::error(id, code(kind), &error.message),
+                kind => return VERSIONED.error(id, code(kind), &error.message),
             };
             return answers::elicited(id, action, None);
         }
@@ -284,7 +284,7 @@ fn elicited(id: &str, form: &Form, answer: &ClientResult) -> Vec<u8> {
         Ok(content) => answers::elicited(id, "accept", Some(&content)),
         Err(why) => {
             let message = format!("the person's answer cannot be used: {why}");
-            answers::error(id, answers::INTERNAL, &message)
+            VERSIONED.error(id, answers::INTERNAL, &message)
         }
     }
 }

@@ -2,7 +2,7 @@
 //! together.
 //!
 //! Accepts only the exact shape that the protocol's libraries write. Any difference, even one
-//! member, is left to the full readers (`envelope`, `updates`).
+//! member, is left to the full readers (`jsonrpc`, `updates`).
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;

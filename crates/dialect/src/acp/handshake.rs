@@ -5,10 +5,10 @@
 use serde_json::value::RawValue;
 
 use super::auth::AUTH_REQUIRED;
-use super::envelope::ErrorReply;
 use super::message::{self, InitializeResult};
-use super::{Acp, Phase, describe_error, write};
+use super::{Acp, Step, write};
 use crate::driver::Protocol as _;
+use crate::jsonrpc::Outcome;
 use crate::lenient::parse_object;
 use crate::{ChannelError, Effects};
 use marshal_config::{McpTransport, ServerKind};
@@ -16,19 +16,15 @@ use marshal_model::UntrustedText;
 
 impl Acp {
     /// The version gate. Only the integer 1 passes, before anything else is written.
-    pub(super) fn on_initialize_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_initialize_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let result = match outcome {
             Ok(result) => result,
             Err(error) if !error.is_about_version() => {
-                let why = format!("the agent cannot start: {}", describe_error(&error));
+                let why = format!("the agent cannot start: {}", error.describe());
                 return self.fail_channel(ChannelError::NeedsSetup(why), out);
             }
             Err(error) => {
-                let theirs = format!("none; to initialize {}", describe_error(&error));
+                let theirs = format!("none; to initialize {}", error.describe());
                 return self.fail_version(theirs, out);
             }
         };
@@ -45,11 +41,6 @@ impl Acp {
             return self.fail_channel(ChannelError::NeedsSetup(why), out);
         }
         self.authenticate(out);
-    }
-
-    fn fail_version(&mut self, theirs: String, out: &mut Effects) {
-        let ours = write::VERSION;
-        self.fail_channel(ChannelError::Version { theirs, ours }, out);
     }
 
     /// Checks that the agent supports the tool servers that it gets.
@@ -85,25 +76,19 @@ impl Acp {
         }
         let (acp, routes) = (self.opening.acp.clone(), self.opening.routes.clone());
         let workspace = self.opening.workspace.clone();
-        self.send_request(Phase::Creating, "session/new", out, |id| {
+        self.step = Step::Creating;
+        self.send_request("session/new", out, |id| {
             write::new_session(id, &workspace, &write::servers(&acp.mcp_servers, &routes))
         });
     }
 
     /// The reply to `session/new`.
-    pub(super) fn on_session_new_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_session_new_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let result = match outcome {
             Ok(result) => result,
             Err(error) if error.code == AUTH_REQUIRED => return self.fail_login(&error, out),
             Err(error) => {
-                let text = format!(
-                    "the agent did not open a session: {}",
-                    describe_error(&error)
-                );
+                let text = format!("the agent did not open a session: {}", error.describe());
                 return self.fail_protocol(text, out);
             }
         };

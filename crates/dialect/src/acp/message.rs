@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::auth::{self, Login};
-use crate::lenient::{BoundedList, Count, parse, parse_object, parse_string};
+use crate::lenient::{BoundedList, Count, parse, parse_id, parse_object, parse_string};
 use marshal_model::limits;
 use marshal_model::{Cost, PlanEntry, TurnOutcome, UntrustedText, Usage};
 use marshal_wire::json::JsonString;
@@ -140,8 +140,7 @@ pub(super) fn session_id(result: &RawValue) -> Option<UntrustedText> {
         #[serde(borrow)]
         session_id: Option<&'a RawValue>,
     }
-    let id = parse_string(parse_object::<Opened<'_>>(result)?.session_id)?;
-    (!id.raw().is_empty() && id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
+    parse_id(parse_object::<Opened<'_>>(result)?.session_id)
 }
 
 /// The result of `session/list`: whether the session is on this page, and the next page's cursor.

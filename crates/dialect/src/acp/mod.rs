@@ -3,7 +3,7 @@
 //! "Prompt turn", "Tool calls", "Cancellation".
 //!
 //! Owns the order of the conversation: the version gate, the session, one turn at a time. Must not
-//! know a message's format (`envelope`, `message`, `write`), or what happens to an event.
+//! know a message's format (`message`, `write`), or what happens to an event.
 //!
 //! Where the protocol is open, or agents differ, this module decides as follows:
 //!
@@ -69,29 +69,25 @@ pub(super) use mcp_tool_call::parse_mcp_tool_call;
 
 use std::time::Instant;
 
-use serde_json::value::RawValue;
-
 use self::calls::ToolCalls;
 use self::client::ClientRequests;
-use self::envelope::{ErrorReply, Message};
 use self::message::{Capabilities, PermissionOptions};
 use self::resume::Replay;
 use self::setup::SetupState;
-use self::shutdown::ShutdownState;
-use super::driver::Protocol;
-use super::keepalive::Keepalive;
+use self::shutdown::ShutdownRequest;
+use super::driver::{ChannelState, Protocol};
+use super::jsonrpc::{self, Message, Outcome, OwnRequests};
 use super::lenient::parse_object;
 use super::open_requests::{OpenRequests, RequestIds};
-use super::{
-    Command, DialectError, Effect, Effects, OpenParams, PendingDenials, envelope, report_bad_line,
-};
+use super::turn_end::TurnEnd;
+use super::{Command, DialectError, Effect, Effects, OpenParams, PendingDenials, report_bad_line};
 use marshal_config::PermissionReply;
-use marshal_model::{AgentInfo, ErrorOrigin, Event, TurnOutcome, UntrustedText, Usage};
-use marshal_wire::json;
+use marshal_model::{AgentInfo, Event, UntrustedText};
+use marshal_wire::json::{self, BadFrame};
 
-/// The phase of the channel.
+/// What the handshake waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
+enum Step {
     /// Waits for the reply to `initialize`.
     #[default]
     Initializing,
@@ -107,10 +103,6 @@ enum Phase {
     Replaying,
     /// Waits for the replies to the session's settings.
     Configuring,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
 }
 
 /// The turn, with the id of its prompt's request.
@@ -125,25 +117,14 @@ enum Turn {
     Running(u64),
 }
 
-/// Our open request that is not a prompt. There is one at a time.
-#[derive(Debug, Clone, Copy)]
-struct Control {
-    id: u64,
-    method: &'static str,
-    sent: Option<Instant>,
-}
-
 /// One channel that speaks ACP.
 #[derive(Debug, Default)]
 pub struct Acp {
-    phase: Phase,
-    /// The time of the input being handled.
-    now: Option<Instant>,
-    /// The id of our last request.
-    last_id: u64,
+    channel: ChannelState,
+    step: Step,
+    requests: OwnRequests,
     opening: OpenParams,
     capabilities: Capabilities,
-    control: Option<Control>,
     /// Pages of `session/list` read so far.
     pages: u32,
     replay: Replay,
@@ -154,8 +135,7 @@ pub struct Acp {
     turn: Turn,
     /// Whether `session/cancel` was written for the turn.
     cancelling: bool,
-    shutdown: ShutdownState,
-    keepalive: Keepalive,
+    shutdown: Option<ShutdownRequest>,
     /// The ids of all requests of the agent, permission requests and others.
     ids: RequestIds,
     open_requests: OpenRequests<PermissionOptions>,
@@ -164,72 +144,44 @@ pub struct Acp {
     denials: PendingDenials,
     /// The denials that the current prompt reports, until the agent has accepted it.
     unconfirmed_denials: PendingDenials,
-    /// Lines that were not messages.
-    bad_lines: u32,
-    /// Requests that were denied because too many were open.
-    excess_requests: u32,
 }
 
 impl Protocol for Acp {
+    const VERSION: &'static str = write::VERSION;
+
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.denials = std::mem::take(&mut self.opening.denials);
         let offers = opening.client_capabilities;
-        self.send_request(Phase::Initializing, "initialize", out, |id| {
-            write::initialize(id, offers)
-        });
+        self.send_request("initialize", out, |id| write::initialize(id, offers));
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
-        let object = match json::expect_object(line) {
-            Ok(object) => object,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
         if self.try_fast_path(object, out) {
-            return;
+            return Ok(());
         }
-        match envelope::read(object) {
-            Ok(Message::Reply { id, outcome }) => self.handle_reply(id, outcome, line, out),
-            Ok(Message::Request { id, method, params }) => {
+        match jsonrpc::read(object)? {
+            Message::Reply { id, outcome } => self.handle_reply(id, outcome, line, out),
+            Message::Request { id, method, params } => {
                 self.handle_request(&id, &method, params, line, out);
             }
-            Ok(Message::Notification { method, params }) => {
+            Message::Notification { method, params } => {
                 self.handle_notification(&method, params, object, out);
             }
-            Err(bad) => self.count_bad_line(bad, line, out),
         }
+        Ok(())
     }
 
-    fn set_now(&mut self, now: Instant) {
-        self.now = Some(now);
-    }
-
-    fn record_activity(&mut self, now: Instant) {
-        self.keepalive.record_activity(now);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready && self.session.is_some()
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.shutdown != ShutdownState::NotStarted
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
-    }
-
-    fn carry_out(
-        &mut self,
-        command: Command,
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         match command {
             Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
             Command::Prompt {
@@ -252,25 +204,29 @@ impl Protocol for Acp {
         self.begin_shutdown(out);
     }
 
-    fn close(&mut self, out: &mut Effects) {
+    fn on_close(&mut self, out: &mut Effects) {
         self.withdraw_requests(out);
-        self.control = None;
-        self.phase = Phase::Closed;
+        self.requests.stop_waiting();
     }
 
     fn due(&self) -> Option<Instant> {
-        let due = [self.control_due(), self.quiet_due(), self.keepalive_due()];
+        let due = [
+            self.channel.reply_due(self.requests.waits_since()),
+            self.quiet_due(),
+            self.ping_due(),
+        ];
         due.into_iter().flatten().min()
     }
 
     fn handle_due(&mut self, now: Instant, out: &mut Effects) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if is_due(self.control_due()) {
+        if is_due(self.channel.reply_due(self.requests.waits_since())) {
             self.on_control_timeout(out);
         } else if is_due(self.quiet_due()) {
             self.finish_replay(out);
-        } else if is_due(self.keepalive_due()) {
-            self.send_keepalive(now, out);
+        } else if is_due(self.ping_due()) {
+            // No agent has this method: its error is the sign of life.
+            self.send_ping(now, out, |acp, out| acp.requests.write(out, write::ping));
         }
     }
 
@@ -282,77 +238,62 @@ impl Protocol for Acp {
 }
 
 impl Acp {
-    fn fresh_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
-    }
-
-    /// Writes a request whose reply moves the channel to the next phase.
+    /// Writes a request whose reply moves the conversation on.
     fn send_request(
         &mut self,
-        phase: Phase,
         method: &'static str,
         out: &mut Effects,
         line: impl FnOnce(u64) -> Vec<u8>,
     ) {
-        let id = self.fresh_id();
-        self.phase = phase;
-        self.control = Some(Control {
-            id,
-            method,
-            sent: self.now,
-        });
-        out.push(Effect::Write(line(id)));
+        self.requests
+            .write_awaited(method, self.channel.now, out, line);
     }
 
     /// Handles a reply: to our open request, or to one that is no longer awaited.
     fn handle_reply(
         &mut self,
         id: Option<u64>,
-        outcome: Result<&RawValue, ErrorReply>,
+        outcome: Outcome<'_>,
         line: &[u8],
         out: &mut Effects,
     ) {
         let Some(id) = id else {
             return report_bad_line("unknown_id", line, out);
         };
-        if self.control.is_some_and(|control| control.id == id) {
-            self.control = None;
+        if self.requests.take_reply(id) {
             return self.on_control_reply(outcome, out);
         }
         match self.turn {
             Turn::Sent(prompt) | Turn::Running(prompt) if prompt == id => {
                 self.on_prompt_reply(outcome, line, out);
             }
-            _ if self.keepalive.take_reply(id) => {}
+            _ if self.channel.keepalive.take_reply(id) => {}
             _ => report_bad_line("unknown_id", line, out),
         }
     }
 
-    /// Handles the reply to the request that the phase waits for.
-    fn on_control_reply(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
-        match self.phase {
-            Phase::Initializing => self.on_initialize_reply(outcome, out),
-            Phase::Authenticating => self.on_authenticate_reply(outcome, out),
-            Phase::Listing => self.on_session_list_reply(outcome, out),
-            Phase::Creating => self.on_session_new_reply(outcome, out),
-            Phase::Loading => self.on_session_load_reply(outcome, out),
-            Phase::Configuring => self.on_setting_reply(outcome, out),
-            Phase::Ready if self.shutdown == ShutdownState::NotStarted => {
+    /// Handles the reply to such a request.
+    fn on_control_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
+        if self.channel.is_ready() {
+            return if self.channel.is_shutting_down {
+                self.on_shutdown_reply(out);
+            } else {
                 self.on_user_setting_reply(outcome, out);
-            }
-            Phase::Ready => self.on_shutdown_reply(out),
-            Phase::Replaying | Phase::Closed => {}
+            };
+        }
+        match self.step {
+            Step::Initializing => self.on_initialize_reply(outcome, out),
+            Step::Authenticating => self.on_authenticate_reply(outcome, out),
+            Step::Listing => self.on_session_list_reply(outcome, out),
+            Step::Creating => self.on_session_new_reply(outcome, out),
+            Step::Loading => self.on_session_load_reply(outcome, out),
+            Step::Configuring => self.on_setting_reply(outcome, out),
+            Step::Replaying => {}
         }
     }
 
     /// The turn's end.
-    fn on_prompt_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        line: &[u8],
-        out: &mut Effects,
-    ) {
+    fn on_prompt_reply(&mut self, outcome: Outcome<'_>, line: &[u8], out: &mut Effects) {
         let unconfirmed = std::mem::take(&mut self.unconfirmed_denials);
         if outcome.is_err() {
             self.denials.restore(unconfirmed);
@@ -362,46 +303,28 @@ impl Acp {
                 let read = parse_object::<message::PromptResult<'_>>(result)
                     .and_then(|prompted| Some((prompted.stop_reason()?, prompted)));
                 if let Some((stop_reason, prompted)) = read {
-                    Event::TurnEnded {
+                    TurnEnd {
                         outcome: message::outcome(stop_reason.raw()),
                         stop_reason: Some(stop_reason),
-                        usage: prompted.usage(),
+                        usage: Some(prompted.usage()),
                         detail: None,
                     }
                 } else {
                     report_bad_line("bad_shape", line, out);
-                    self.failed_turn_end("the end of the turn cannot be read".to_owned())
+                    TurnEnd::failure("the end of the turn cannot be read".to_owned())
                 }
             }
             Err(error) => {
-                let text = describe_error(&error);
-                out.push(Effect::Event(Event::AgentError {
-                    code: error.code.into(),
-                    message: error.message.into(),
-                    origin: ErrorOrigin::Unknown,
-                }));
-                self.failed_turn_end(text)
+                let text = error.describe();
+                out.push(Effect::Event(error.into_event()));
+                TurnEnd::failure(text)
             }
         };
         self.turn = Turn::None;
-        self.cancelling = false;
+        let was_cancelling = std::mem::take(&mut self.cancelling);
         self.calls.clear();
         self.cancel_requests(out);
-        out.push(Effect::Event(end));
-    }
-
-    /// The end of a failed turn. If we cancelled it, the agent failed because of that.
-    fn failed_turn_end(&self, detail: String) -> Event {
-        Event::TurnEnded {
-            outcome: if self.cancelling {
-                TurnOutcome::Cancelled
-            } else {
-                TurnOutcome::Failed
-            },
-            stop_reason: None,
-            usage: Usage::default(),
-            detail: Some(detail),
-        }
+        out.push(Effect::Event(end.into_event(was_cancelling)));
     }
 
     /// Records that the running turn has output; `false` if none runs.
@@ -441,22 +364,10 @@ impl Acp {
 
     /// Ends every open request without an answer, because the agent is gone.
     fn withdraw_requests(&mut self, out: &mut Effects) {
-        let open = self.open_requests.close_all().into_iter();
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw_all(out);
         let wanted = self.client.close_all().into_iter();
         out.extend(wanted.map(Effect::RequestWithdrawn));
     }
-}
-
-/// Describes an error of the agent in one sentence.
-pub(super) fn describe_error(error: &ErrorReply) -> String {
-    let code = UntrustedText::from(error.code.as_str()).escape_for_display(40);
-    let message = UntrustedText::from(error.message.as_str()).escape_for_display(300);
-    let data = error.data.as_deref().map(UntrustedText::from);
-    let data = data.map_or_else(String::new, |data| {
-        format!(" ({})", data.escape_for_display(200))
-    });
-    format!("the agent reported error {code}: {message}{data}")
 }
 
 /// Joins texts of an agent into a list for a person: escaped, with the rest of a long list only

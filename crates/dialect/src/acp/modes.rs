@@ -4,8 +4,8 @@
 //! unless the configuration allows it: a fault of the opening, or, when the agent changes its mode
 //! by itself, of the whole child.
 
+use super::Acp;
 use super::settings::{Choice, SessionOption, Settings, Value};
-use super::{Acp, Phase};
 use crate::driver::Protocol as _;
 use crate::{ChannelError, Effect, Effects};
 use marshal_config::AutoApproveModes;
@@ -181,7 +181,7 @@ impl Acp {
     /// `mode_skips_requests` allows that. Does nothing during the opening: no prompt runs yet, and
     /// the settings at its end are checked. `way` is how it skips them.
     pub(super) fn fail_unless_skipping_allowed(&mut self, way: &str, out: &mut Effects) {
-        if self.opening.acp.mode_skips_requests || self.phase != Phase::Ready {
+        if self.opening.acp.mode_skips_requests || !self.channel.is_ready() {
             return;
         }
         let message = format!(

@@ -3,7 +3,7 @@
 //! Must not read files.
 
 use super::{Acp, Turn, write};
-use crate::{Attachment, Effect, Effects};
+use crate::{Attachment, Effects};
 use marshal_config::DenialFeedback;
 use marshal_model::UntrustedText;
 
@@ -21,8 +21,6 @@ impl Acp {
         self.replay.is_over = true;
         self.unconfirmed_denials = std::mem::take(&mut self.denials);
         let denials = self.unconfirmed_denials.prompt_prefix();
-        let id = self.fresh_id();
-        self.turn = Turn::Sent(id);
         let mut blocks = Vec::with_capacity(attached.len() + 2);
         blocks.extend(denials.as_deref().map(write::Block::text));
         blocks.push(write::Block::text(text.raw()));
@@ -31,7 +29,10 @@ impl Acp {
             Some(text) if embeds => write::Block::file(&file.path, text.raw()),
             _ => write::Block::link(&file.path),
         }));
-        out.push(Effect::Write(write::prompt(id, &session, &blocks)));
+        let id = self
+            .requests
+            .write(out, |id| write::prompt(id, &session, &blocks));
+        self.turn = Turn::Sent(id);
     }
 
     /// Stores a denial's reason for the next prompt: the answer has no field for it.

@@ -6,15 +6,12 @@
 use serde_json::value::RawValue;
 
 use super::calls::{CallFields, MessageKind};
-use super::envelope::RequestId;
 use super::message::{PermissionOptions, PermissionParams};
-use super::shutdown::ShutdownState;
-use super::{Acp, Phase, Turn, write};
+use super::{Acp, Step, Turn, write};
 use crate::driver::Protocol as _;
+use crate::jsonrpc::{INVALID_PARAMS, RequestId, VERSIONED};
 use crate::lenient::parse_object;
-use crate::open_requests::RejectReason;
-use crate::{DialectError, Effect, Effects, report_bad_line};
-use marshal_model::limits;
+use crate::{DialectError, Effect, Effects, OUT_OF_STATE, report_bad_line};
 use marshal_model::{
     AgentClaims, Event, PermissionRequest, PermissionRequestKey, PermissionResponse,
 };
@@ -30,22 +27,17 @@ impl Acp {
         out: &mut Effects,
     ) {
         // Nothing is written before the agent's version is known.
-        if matches!(self.phase, Phase::Initializing) {
-            return report_bad_line("out_of_state", line, out);
+        if self.step == Step::Initializing {
+            return report_bad_line(OUT_OF_STATE, line, out);
         }
         self.close_duplicate_client_request(id, line, out);
         if method != "session/request_permission" {
-            // An answer has no more than an id, so this request also ends an open one with the same
-            // id.
-            if let Some((key, _)) = self.open_requests.close_original(&mut self.ids, id.json()) {
-                report_bad_line("duplicate_id", line, out);
-                out.push(Effect::RequestWithdrawn(key));
-            }
+            self.open_requests
+                .withdraw_original(&mut self.ids, id.json(), line, out);
             if self.client_request(id, method, params, line, out) {
                 return;
             }
-            let answer = write::error(id.json(), write::METHOD_NOT_FOUND, "method not found");
-            return out.push(Effect::Write(answer));
+            return out.push(Effect::Write(VERSIONED.method_not_found(id.json())));
         }
         let read = params.and_then(|raw| {
             let params: PermissionParams<'_> = parse_object(raw)?;
@@ -70,10 +62,9 @@ impl Acp {
     /// Rejects a permission request of unknown shape.
     fn reject_unreadable(&mut self, id: &RequestId, line: &[u8], out: &mut Effects) {
         report_bad_line("bad_shape", line, out);
-        let open = self.open_requests.close(id.json());
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id.json(), out);
         let message = "the permission request cannot be read";
-        let answer = write::error(id.json(), write::INVALID_PARAMS, message);
+        let answer = VERSIONED.error(id.json(), INVALID_PARAMS, message);
         out.push(Effect::Write(answer));
     }
 
@@ -86,7 +77,7 @@ impl Acp {
         out: &mut Effects,
     ) {
         let id = id.json();
-        if self.cancelling || self.shutdown != ShutdownState::NotStarted {
+        if self.cancelling || self.channel.is_shutting_down {
             // A client that cancels answers every request so, also one that comes later.
             if let Ok(raw) = serde_json::from_slice::<&RawValue>(line) {
                 out.push(Effect::Event(Event::Unknown {
@@ -100,7 +91,7 @@ impl Acp {
             )));
         }
         if self.turn == Turn::None {
-            report_bad_line("out_of_state", line, out);
+            report_bad_line(OUT_OF_STATE, line, out);
             return self.deny_at_once(id, &options, out);
         }
         self.note_turn_activity(out);
@@ -115,17 +106,9 @@ impl Acp {
         let key = match self.open_requests.open(&mut self.ids, id, options.clone()) {
             Ok(key) => key,
             Err(clash) => {
-                let reason = match clash {
-                    RejectReason::Duplicate => "duplicate_id",
-                    RejectReason::TooMany => "too_many_asks",
-                    RejectReason::LongId => "bad_shape",
-                };
-                report_bad_line(reason, line, out);
+                report_bad_line(clash.as_str(), line, out);
                 self.deny_at_once(id, &options, out);
-                if clash == RejectReason::TooMany {
-                    self.count_excess_request(out);
-                }
-                return;
+                return self.count_rejection(clash, out);
             }
         };
         out.push(Effect::PermissionRequest(PermissionRequest {
@@ -140,16 +123,6 @@ impl Acp {
                 ..AgentClaims::default()
             },
         }));
-    }
-
-    /// Counts a request that was denied because too many are open.
-    fn count_excess_request(&mut self, out: &mut Effects) {
-        self.excess_requests = self.excess_requests.saturating_add(1);
-        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
-            let most = limits::OPEN_PERMISSION_REQUESTS;
-            let message = format!("the agent keeps sending requests while {most} of them are open");
-            self.fail_protocol(message, out);
-        }
     }
 
     /// Writes an answer. The protocol has no field for a denial's reason.
@@ -194,8 +167,7 @@ impl Acp {
 
     /// Denies a request without asking anybody.
     fn deny_at_once(&mut self, id: &str, options: &PermissionOptions, out: &mut Effects) {
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         self.deny(id, options, out);
     }
 }

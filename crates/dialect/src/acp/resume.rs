@@ -5,14 +5,11 @@
 
 use std::time::Instant;
 
-use serde_json::value::RawValue;
-
 use super::auth::AUTH_REQUIRED;
-use super::envelope::ErrorReply;
 use super::settings::Settings;
-use super::shutdown::ShutdownState;
-use super::{Acp, Phase, describe_error, message, write};
+use super::{Acp, Step, message, write};
 use crate::driver::Protocol as _;
+use crate::jsonrpc::Outcome;
 use crate::{ChannelError, Effects};
 use marshal_model::Event;
 use marshal_model::limits;
@@ -74,7 +71,7 @@ impl Acp {
     /// Counts a replayed message.
     pub(super) fn record_replayed(&mut self) {
         self.replay.messages += 1;
-        if let (Some((_, last)), Some(now)) = (&mut self.replay.settling, self.now) {
+        if let (Some((_, last)), Some(now)) = (&mut self.replay.settling, self.channel.now) {
             *last = now;
         }
     }
@@ -95,23 +92,18 @@ impl Acp {
 
     fn list(&mut self, cursor: Option<&str>, out: &mut Effects) {
         self.pages += 1;
-        self.send_request(Phase::Listing, "session/list", out, |id| {
-            write::list_sessions(id, cursor)
-        });
+        self.step = Step::Listing;
+        self.send_request("session/list", out, |id| write::list_sessions(id, cursor));
     }
 
     /// Handles a page of the agent's sessions.
-    pub(super) fn on_session_list_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_session_list_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let Some(wanted) = &self.opening.resume else {
             return;
         };
         let why = match outcome {
             Err(error) if error.code == AUTH_REQUIRED => return self.fail_login(&error, out),
-            Err(error) => format!("session/list failed: {}", describe_error(&error)),
+            Err(error) => format!("session/list failed: {}", error.describe()),
             Ok(result) => match message::find_in_session_list(result, wanted) {
                 None => "its list of sessions cannot be read".to_owned(),
                 Some((true, _)) => {
@@ -151,18 +143,15 @@ impl Acp {
         self.replay.method = Some(method);
         let (acp, routes) = (self.opening.acp.clone(), self.opening.routes.clone());
         let workspace = self.opening.workspace.clone();
-        self.send_request(Phase::Loading, method, out, |id| {
+        self.step = Step::Loading;
+        self.send_request(method, out, |id| {
             let servers = write::servers(&acp.mcp_servers, &routes);
             write::old_session(id, method, &session, &workspace, &servers)
         });
     }
 
     /// Handles the reply to `session/load` or `session/resume`, which names no session.
-    pub(super) fn on_session_load_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_session_load_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let result = match outcome {
             Ok(result) => result,
             Err(error) if error.code == AUTH_REQUIRED => return self.fail_login(&error, out),
@@ -170,7 +159,7 @@ impl Acp {
                 return self.load_by(LOAD, out);
             }
             Err(error) => {
-                return self.fail_channel(ChannelError::NotResumed(describe_error(&error)), out);
+                return self.fail_channel(ChannelError::NotResumed(error.describe()), out);
             }
         };
         self.session.clone_from(&self.opening.resume);
@@ -178,10 +167,10 @@ impl Acp {
             return;
         };
         // Some agents replay the history, or the rest of it, only after their reply.
-        let Some(now) = self.now else {
+        let Some(now) = self.channel.now else {
             return self.apply_settings(settings, out);
         };
-        self.phase = Phase::Replaying;
+        self.step = Step::Replaying;
         self.replay.settling = Some((now, now));
         self.replay.settings = Some(settings);
     }
@@ -191,7 +180,7 @@ impl Acp {
         let (since, last) = self.replay.settling?;
         let quiet = last.checked_add(limits::REPLAY_QUIET)?;
         let longest = since.checked_add(limits::REPLAY_TIMEOUT)?;
-        let waits = self.phase == Phase::Replaying && self.shutdown == ShutdownState::NotStarted;
+        let waits = self.step == Step::Replaying && !self.channel.is_shutting_down;
         waits.then(|| quiet.min(longest))
     }
 

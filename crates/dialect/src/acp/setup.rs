@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::envelope::ErrorReply;
 use super::modes::{self, SkippingModes};
 use super::settings::{self, SessionOption, Settings, UnreadableSettings, Value};
-use super::{Acp, Phase, describe_error, join_for_display, write};
-use crate::driver::Protocol as _;
+use super::{Acp, Step, join_for_display, write};
+use crate::driver::{Phase, Protocol as _};
+use crate::jsonrpc::Outcome;
 use crate::lenient::parse_object;
 use crate::{ChannelError, Effect, Effects};
 use marshal_config::OptionValue;
@@ -82,7 +82,7 @@ impl Acp {
         self.setup.remaining = mode.into_iter().chain(model).chain(options).collect();
         self.setup.skipping_modes = SkippingModes::new(&settings, &wanted.auto_approve_modes);
         self.setup.settings = settings;
-        self.phase = Phase::Configuring;
+        self.step = Step::Configuring;
         self.apply_next_setting(out);
     }
 
@@ -90,29 +90,29 @@ impl Acp {
         while let Some(pin) = self.setup.remaining.pop_front() {
             match plan_setting(&pin, &self.setup.settings, self.replay.is_resumed()) {
                 Ok(None) => {}
-                Ok(Some(step)) => return self.send_setting(Phase::Configuring, step, out),
+                Ok(Some(step)) => return self.send_setting(step, out),
                 Err(NotOffered(why)) => return self.fail_setting(why, out),
             }
         }
         self.finish_opening(out);
     }
 
-    pub(super) fn send_setting(&mut self, phase: Phase, step: SettingRequest, out: &mut Effects) {
+    pub(super) fn send_setting(&mut self, step: SettingRequest, out: &mut Effects) {
         let Some(session) = self.session.clone() else {
             return;
         };
         self.setup.pending = Some(step.clone());
         match step {
-            SettingRequest::Mode(mode) => self.send_request(phase, "session/set_mode", out, |id| {
+            SettingRequest::Mode(mode) => self.send_request("session/set_mode", out, |id| {
                 write::set_mode(id, &session, &mode)
             }),
             SettingRequest::Model(model) => {
-                self.send_request(phase, "session/set_model", out, |id| {
+                self.send_request("session/set_model", out, |id| {
                     write::set_model(id, &session, &model)
                 });
             }
             SettingRequest::Option(option, value) => {
-                self.send_request(phase, "session/set_config_option", out, |id| {
+                self.send_request("session/set_config_option", out, |id| {
                     write::set_option(id, &session, &option, &value)
                 });
             }
@@ -120,11 +120,7 @@ impl Acp {
     }
 
     /// Handles the reply to one of these requests.
-    pub(super) fn on_setting_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_setting_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let Some(step) = self.setup.pending.take() else {
             return;
         };
@@ -132,7 +128,7 @@ impl Acp {
             Ok(result) => result,
             Err(error) => {
                 return self.fail_setting(
-                    format!("{}: {}", step.describe_rejection(), describe_error(&error)),
+                    format!("{}: {}", step.describe_rejection(), error.describe()),
                     out,
                 );
             }
@@ -175,7 +171,7 @@ impl Acp {
         info.modes = self.usable_modes();
         let options = self.usable_options();
         self.setup.remaining = VecDeque::new();
-        self.phase = Phase::Ready;
+        self.channel.phase = Phase::Ready;
         let resumed = self.replay.resumed_event();
         if !options.is_empty() {
             out.push(Effect::Event(Event::Options { options }));

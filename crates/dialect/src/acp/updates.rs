@@ -10,7 +10,7 @@ use super::message::{self, CancelParams, Update, UpdateParams};
 use super::{Acp, fast_path, notices, resume, write};
 use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
-use crate::{Effect, Effects, report_bad_line};
+use crate::{Effect, Effects, OUT_OF_STATE, report_bad_line, report_unknown, state_changed};
 use marshal_model::limits;
 use marshal_model::{Event, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
@@ -96,7 +96,7 @@ impl Acp {
                 Some(entries) if self.note_turn_activity(out) => {
                     out.push(Effect::Event(Event::Plan { entries }));
                 }
-                Some(_) => report_bad_line("out_of_state", object.as_bytes(), out),
+                Some(_) => report_bad_line(OUT_OF_STATE, object.as_bytes(), out),
                 None => self.count_bad_line(BadFrame::Shape, object.as_bytes(), out),
             },
             "usage_update" => match message::context_used(params.update) {
@@ -107,12 +107,7 @@ impl Acp {
             },
             "current_mode_update" => match message::current_mode(params.update) {
                 Some(mode) => {
-                    out.push(Effect::Event(Event::StateChanged {
-                        model: None,
-                        mode: Some(mode.clone()),
-                        context_pct: None,
-                        context_window: None,
-                    }));
+                    out.push(Effect::Event(state_changed(None, Some(mode.clone()))));
                     self.on_mode_changed(&mode, out);
                 }
                 None => self.on_unreadable_setting(tag, object, out),
@@ -145,7 +140,7 @@ impl Acp {
         out: &mut Effects,
     ) {
         if !self.note_turn_activity(out) {
-            return report_bad_line("out_of_state", object.as_bytes(), out);
+            return report_bad_line(OUT_OF_STATE, object.as_bytes(), out);
         }
         if delta.raw().is_empty() {
             return;
@@ -180,7 +175,7 @@ impl Acp {
             fields.set_session(session);
         }
         if !self.note_turn_activity(out) {
-            report_bad_line("out_of_state", object.as_bytes(), out);
+            report_bad_line(OUT_OF_STATE, object.as_bytes(), out);
         }
         let word = if tag == "tool_call" {
             MessageKind::ToolCall
@@ -197,14 +192,13 @@ impl Acp {
     fn on_cancel_request(&mut self, params: Option<&RawValue>, out: &mut Effects) {
         let id = params
             .and_then(parse_object::<CancelParams<'_>>)
-            .and_then(|params| super::envelope::RequestId::read(params.request_id));
+            .and_then(|params| crate::jsonrpc::RequestId::read(params.request_id));
         let open = id.and_then(|id| {
             let ask = self.open_requests.close(id.json()).map(|(key, _)| key);
             ask.or_else(|| self.client.close(id.json()))
         });
         if let Some(key) = open {
-            let message = "the request was cancelled";
-            let error = write::error(&key.id, write::REQUEST_CANCELLED, message);
+            let error = write::cancellation(&key.id);
             out.push(Effect::RequestWithdrawn(key));
             out.push(Effect::Write(error));
         }
@@ -248,16 +242,6 @@ fn report_tool_call(
             output: fields.output(),
             is_error,
             took: None,
-        }));
-    }
-}
-
-/// Passes on an update that is not typed. It was read once, so reading it again cannot fail.
-fn report_unknown(tag: &str, object: &str, out: &mut Effects) {
-    if let Ok(raw) = serde_json::from_str::<&RawValue>(object) {
-        out.push(Effect::Event(Event::Unknown {
-            tag: tag.into(),
-            raw: raw.to_owned(),
         }));
     }
 }

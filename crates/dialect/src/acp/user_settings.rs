@@ -3,14 +3,12 @@
 //! A mode that skips permission requests is neither offered nor set unless the configuration allows
 //! it. Must not know who chose.
 
-use serde_json::value::RawValue;
-
-use super::envelope::ErrorReply;
 use super::modes::{is_skipping_mode, option_skip_reason, skip_reason};
 use super::settings::{Choice, SessionOption, Value};
 use super::setup::{NotOffered, SettingRequest, WantedSetting, plan_setting};
-use super::{Acp, Phase, describe_error, join_for_display};
-use crate::{DialectError, Effect, Effects};
+use super::{Acp, join_for_display};
+use crate::jsonrpc::Outcome;
+use crate::{DialectError, Effect, Effects, state_changed};
 use marshal_model::{ChoiceInfo, Event, OptionState, Setting, SettingValue, UntrustedText};
 
 impl Acp {
@@ -63,7 +61,7 @@ impl Acp {
         setting: &Setting,
         out: &mut Effects,
     ) -> Result<(), DialectError> {
-        if self.control.is_some() {
+        if self.requests.is_waiting() {
             return Err(DialectError::SettingPending);
         }
         self.may_set(setting).map_err(DialectError::NotOffered)?;
@@ -74,7 +72,7 @@ impl Acp {
         match plan_setting(&pin, &self.setup.settings, false) {
             Err(NotOffered(why)) => return Err(DialectError::NotOffered(why)),
             Ok(None) => out.push(Effect::SettingResult(Ok(()))),
-            Ok(Some(step)) => self.send_setting(Phase::Ready, step, out),
+            Ok(Some(step)) => self.send_setting(step, out),
         }
         Ok(())
     }
@@ -139,16 +137,12 @@ impl Acp {
     }
 
     /// Handles the agent's reply to the chosen setting.
-    pub(super) fn on_user_setting_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_user_setting_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let Some(step) = self.setup.pending.take() else {
             return;
         };
         let took = outcome
-            .map_err(|error| format!("{}: {}", step.describe_rejection(), describe_error(&error)))
+            .map_err(|error| format!("{}: {}", step.describe_rejection(), error.describe()))
             .and_then(|result| self.setup.settings.apply_reply(&step, result));
         if !self.opening.acp.mode_skips_requests
             && let Some(way) =
@@ -158,12 +152,10 @@ impl Acp {
         }
         if took.is_ok() {
             if let SettingRequest::Mode(mode) = &step {
-                out.push(Effect::Event(Event::StateChanged {
-                    model: None,
-                    mode: Some(UntrustedText::from(mode.as_str())),
-                    context_pct: None,
-                    context_window: None,
-                }));
+                out.push(Effect::Event(state_changed(
+                    None,
+                    Some(UntrustedText::from(mode.as_str())),
+                )));
             }
             let options = self.usable_options();
             if !options.is_empty() {

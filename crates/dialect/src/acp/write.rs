@@ -1,50 +1,21 @@
 //! What we write in ACP: requests, two notifications, and answers.
 //!
-//! Must not know when it may be written. Source: Agent Client Protocol, schema version 1. Each
-//! message is one line. U+2028 and U+2029 are escaped, because some readers treat them as the end
-//! of a line.
+//! Must not know when it may be written. Source: Agent Client Protocol, schema version 1.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use serde_json::value::RawValue;
 
+use crate::jsonrpc::{Nothing, VERSIONED as RPC};
 use marshal_config::{McpServer, McpTransport, OptionValue, PermissionReply};
 use marshal_model::{ClientCapabilities, UntrustedText};
 
 /// Our protocol version, as JSON.
 pub(super) const VERSION: &str = "1";
 
-/// Error codes of JSON-RPC and of ACP that we use.
-pub(super) const METHOD_NOT_FOUND: i32 = -32601;
-pub(super) const INVALID_PARAMS: i32 = -32602;
-pub(super) const REQUEST_CANCELLED: i32 = -32800;
-
-#[derive(Serialize)]
-struct RpcRequest<'a, P> {
-    jsonrpc: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<u64>,
-    method: &'a str,
-    params: P,
-}
-
-#[derive(Serialize)]
-struct Reply<'a> {
-    jsonrpc: &'static str,
-    id: &'a RawValue,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    result: Option<PermissionResponse<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<ErrorBody<'a>>,
-}
-
-#[derive(Serialize)]
-struct ErrorBody<'a> {
-    code: i32,
-    message: &'a str,
-}
+/// ACP's error code of a cancelled request.
+const REQUEST_CANCELLED: i32 = -32800;
 
 #[derive(Serialize)]
 struct PermissionResponse<'a> {
@@ -134,7 +105,7 @@ pub(super) fn initialize(id: u64, offers: ClientCapabilities) -> Vec<u8> {
             version: env!("CARGO_PKG_VERSION"),
         },
     };
-    request(id, "initialize", params)
+    RPC.request(id, "initialize", params)
 }
 
 /// Writes `authenticate`.
@@ -144,22 +115,18 @@ pub(super) fn authenticate(id: u64, method: &str) -> Vec<u8> {
     struct Params<'a> {
         method_id: &'a str,
     }
-    request(id, "authenticate", Params { method_id: method })
+    RPC.request(id, "authenticate", Params { method_id: method })
 }
 
 /// Writes `logout`.
 pub(super) fn logout(id: u64) -> Vec<u8> {
-    request(id, "logout", Nothing {})
+    RPC.request(id, "logout", Nothing {})
 }
 
 /// Writes a request that no agent supports. Its error reply shows that the agent is alive.
 pub(super) fn ping(id: u64) -> Vec<u8> {
-    request(id, "$/ping", Nothing {})
+    RPC.request(id, "$/ping", Nothing {})
 }
-
-/// An object without members.
-#[derive(Serialize)]
-struct Nothing {}
 
 /// Tool servers in the protocol's form. A server behind a route has no credential here: the route
 /// adds it outside the sandbox.
@@ -235,7 +202,7 @@ pub(super) fn new_session(id: u64, cwd: &str, servers: &[Server<'_>]) -> Vec<u8>
         mcp_servers: &'a [Server<'a>],
     }
     let mcp_servers = servers;
-    request(id, "session/new", Params { cwd, mcp_servers })
+    RPC.request(id, "session/new", Params { cwd, mcp_servers })
 }
 
 /// Writes `session/load` or `session/resume`, which take the same.
@@ -258,12 +225,12 @@ pub(super) fn old_session(
         cwd,
         mcp_servers: servers,
     };
-    request(id, method, params)
+    RPC.request(id, method, params)
 }
 
 /// Writes `session/close`.
 pub(super) fn close(id: u64, session: &UntrustedText) -> Vec<u8> {
-    request(id, "session/close", SessionParams::new(session))
+    RPC.request(id, "session/close", SessionParams::new(session))
 }
 
 /// Writes `session/set_mode`.
@@ -278,7 +245,7 @@ pub(super) fn set_mode(id: u64, session: &UntrustedText, mode: &str) -> Vec<u8> 
         session_id: session.raw(),
         mode_id: mode,
     };
-    request(id, "session/set_mode", params)
+    RPC.request(id, "session/set_mode", params)
 }
 
 /// Writes `session/set_model`, which was removed from the protocol but which older agents have.
@@ -293,7 +260,7 @@ pub(super) fn set_model(id: u64, session: &UntrustedText, model: &str) -> Vec<u8
         session_id: session.raw(),
         model_id: model,
     };
-    request(id, "session/set_model", params)
+    RPC.request(id, "session/set_model", params)
 }
 
 /// Writes `session/set_config_option`.
@@ -315,7 +282,7 @@ pub(super) fn set_option(
     const METHOD: &str = "session/set_config_option";
     let (session_id, config_id) = (session.raw(), option);
     match value {
-        OptionValue::Choice(value) => request(
+        OptionValue::Choice(value) => RPC.request(
             id,
             METHOD,
             Params {
@@ -325,7 +292,7 @@ pub(super) fn set_option(
                 value,
             },
         ),
-        OptionValue::Switch(value) => request(
+        OptionValue::Switch(value) => RPC.request(
             id,
             METHOD,
             Params {
@@ -345,7 +312,7 @@ pub(super) fn list_sessions(id: u64, cursor: Option<&str>) -> Vec<u8> {
         #[serde(skip_serializing_if = "Option::is_none")]
         cursor: Option<&'a str>,
     }
-    request(id, "session/list", Params { cursor })
+    RPC.request(id, "session/list", Params { cursor })
 }
 
 /// A block of a prompt.
@@ -434,7 +401,7 @@ pub(super) fn prompt(id: u64, session: &UntrustedText, blocks: &[Block<'_>]) -> 
         session_id: session.raw(),
         prompt: blocks,
     };
-    request(id, "session/prompt", params)
+    RPC.request(id, "session/prompt", params)
 }
 
 /// Parameters with nothing but a session.
@@ -454,7 +421,7 @@ impl<'a> SessionParams<'a> {
 
 /// Writes `session/cancel`, a notification: agents reject it as a request.
 pub(super) fn cancel(session: &UntrustedText) -> Vec<u8> {
-    notification("session/cancel", SessionParams::new(session))
+    RPC.notification("session/cancel", Some(SessionParams::new(session)))
 }
 
 /// Writes `$/cancel_request` for a request of ours that is no longer awaited.
@@ -464,7 +431,7 @@ pub(super) fn cancel_request(id: u64) -> Vec<u8> {
     struct Params {
         request_id: u64,
     }
-    notification("$/cancel_request", Params { request_id: id })
+    RPC.notification("$/cancel_request", Some(Params { request_id: id }))
 }
 
 /// Allows a request by one of its options.
@@ -501,57 +468,10 @@ fn permission_response(
             option,
         },
     };
-    reply(id, Some(PermissionResponse { outcome }), None)
+    RPC.result(id, PermissionResponse { outcome })
 }
 
-/// Answers a request with an error.
-pub(super) fn error(id: &str, code: i32, message: &str) -> Vec<u8> {
-    reply(id, None, Some(ErrorBody { code, message }))
-}
-
-fn reply(
-    id: &str,
-    result: Option<PermissionResponse<'_>>,
-    error: Option<ErrorBody<'_>>,
-) -> Vec<u8> {
-    // Ids were read from JSON and are canonical JSON again.
-    let Ok(id) = serde_json::from_str::<&RawValue>(id) else {
-        return Vec::new();
-    };
-    line(&Reply {
-        jsonrpc: "2.0",
-        id,
-        result,
-        error,
-    })
-}
-
-fn notification(method: &str, params: impl Serialize) -> Vec<u8> {
-    line(&RpcRequest {
-        jsonrpc: "2.0",
-        id: None,
-        method,
-        params,
-    })
-}
-
-fn request(id: u64, method: &str, params: impl Serialize) -> Vec<u8> {
-    line(&RpcRequest {
-        jsonrpc: "2.0",
-        id: Some(id),
-        method,
-        params,
-    })
-}
-
-/// A message as one line. These structs have only strings and numbers, so writing cannot fail.
-pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
-    let mut text = serde_json::to_string(message).unwrap_or_default();
-    if text.contains(['\u{2028}', '\u{2029}']) {
-        // They can only stand inside of strings.
-        text = text.replace('\u{2028}', "\\u2028");
-        text = text.replace('\u{2029}', "\\u2029");
-    }
-    text.push('\n');
-    text.into_bytes()
+/// Answers that a request was cancelled.
+pub(super) fn cancellation(id: &str) -> Vec<u8> {
+    RPC.error(id, REQUEST_CANCELLED, "the request was cancelled")
 }

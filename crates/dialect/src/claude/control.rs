@@ -11,14 +11,14 @@ use super::message::{InitializeResult, Outcome, Reply, TurnResult};
 use super::{Claude, Phase, write};
 use crate::driver::Protocol as _;
 use crate::lenient::parse_object;
-use crate::{ChannelError, DialectError, Effect, Effects, report_bad_line};
+use crate::{ChannelError, DialectError, Effect, Effects, report_bad_line, state_changed};
 use marshal_model::ids::is_safe_token;
 use marshal_model::{AgentInfo, ChoiceInfo, ErrorOrigin, Event, Setting, UntrustedText};
 
 /// The major version that we support.
 const MAJOR: &str = "2";
 /// The supported version, for the message about a mismatch.
-const SUPPORTED: &str = "2 of Claude Code, named in the reply to initialize";
+pub(super) const SUPPORTED: &str = "2 of Claude Code, named in the reply to initialize";
 /// The mode in which the agent asks.
 const ASK_MODE: &str = "default";
 /// The program's modes.
@@ -94,7 +94,7 @@ impl Claude {
         self.control = Some(Control {
             id,
             purpose: what,
-            sent: self.now,
+            sent: self.channel.now,
         });
     }
 
@@ -112,8 +112,7 @@ impl Claude {
 
     /// When the open request must have its reply.
     pub(super) fn control_due(&self) -> Option<Instant> {
-        let sent = self.control.as_ref()?.sent?;
-        sent.checked_add(self.opening.control_timeout?)
+        self.channel.reply_due(self.control.as_ref()?.sent)
     }
 
     pub(super) fn on_control_timeout(&mut self, out: &mut Effects) {
@@ -179,13 +178,7 @@ impl Claude {
                 why.escape_for_display(200)
             ),
         };
-        self.fail_channel(
-            ChannelError::Version {
-                theirs,
-                ours: SUPPORTED,
-            },
-            out,
-        );
+        self.fail_version(theirs, out);
     }
 
     /// Sets the pool's mode, or the asking mode where the agent does not report its mode.
@@ -251,7 +244,7 @@ impl Claude {
     }
 
     fn finish_handshake(&mut self, out: &mut Effects) {
-        self.phase = Phase::Ready;
+        self.channel.phase = Phase::Ready;
         if self.opening.resume.is_some() {
             out.push(Effect::Event(Event::SessionResumed {
                 how: "--resume".into(),
@@ -301,7 +294,7 @@ impl Claude {
     /// The agent reports its mode.
     pub(super) fn update_mode(&mut self, mode: UntrustedText, out: &mut Effects) {
         // During the opening nothing runs yet; the settings at its end decide.
-        if self.phase == Phase::Ready && self.is_skipping_mode(&mode) {
+        if self.channel.is_ready() && self.is_skipping_mode(&mode) {
             let message = format!(
                 "the agent changed its own session so that it skips permission requests (the mode {}), so the supervisor stopped it; set mode_skips_requests = true if this is intended",
                 mode.escape_for_display(80)
@@ -312,7 +305,7 @@ impl Claude {
             return;
         }
         self.settings.mode = Some(mode.clone());
-        if self.phase == Phase::Ready {
+        if self.channel.is_ready() {
             out.push(Effect::Event(state_changed(None, Some(mode))));
         }
     }
@@ -403,15 +396,6 @@ fn parse_mode_reply(wanted: &str, outcome: Outcome<'_>) -> Result<UntrustedText,
                 ))
             }
         }
-    }
-}
-
-fn state_changed(model: Option<UntrustedText>, mode: Option<UntrustedText>) -> Event {
-    Event::StateChanged {
-        model,
-        mode,
-        context_pct: None,
-        context_window: None,
     }
 }
 

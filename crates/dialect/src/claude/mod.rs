@@ -43,23 +43,12 @@ pub(super) use self::write::extra_arguments;
 use self::control::{Control, Settings};
 use self::message::{Message, Request, RequestKind};
 use self::stream_dedup::StreamedBlocks;
-use super::driver::Protocol;
+use super::driver::{ChannelState, Phase, Protocol};
 use super::open_requests::{OpenRequests, RequestIds};
-use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
-use marshal_model::{Event, TurnOutcome, UntrustedText, Usage};
+use super::turn_end::TurnEnd;
+use super::{Command, DialectError, Effect, Effects, OUT_OF_STATE, OpenParams, report_bad_line};
+use marshal_model::{Event, TurnOutcome, UntrustedText};
 use marshal_wire::json::{self, BadFrame};
-
-/// The phase of the channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
-    /// Waits for the reply to `initialize`, or to the session's settings.
-    #[default]
-    Handshaking,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
-}
 
 /// The turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,9 +77,7 @@ struct AgentSession {
 /// One channel that speaks stream-json.
 #[derive(Debug, Default)]
 pub struct Claude {
-    phase: Phase,
-    /// The time of the input being handled.
-    now: Option<Instant>,
+    channel: ChannelState,
     opening: OpenParams,
     /// Number of our requests so far.
     requests: u64,
@@ -109,70 +96,44 @@ pub struct Claude {
     pending_end: Option<(Instant, TurnOutcome)>,
     /// Whether the turn was interrupted.
     cancelling: bool,
-    is_shutting_down: bool,
     streamed_blocks: StreamedBlocks,
     /// Tokens in the agent's context, by the last message of its model.
     context: u64,
     ids: RequestIds,
     /// Open requests, with the input that an allowing answer must repeat.
     open_requests: OpenRequests<Option<Box<RawValue>>>,
-    /// Lines that were not messages.
-    bad_lines: u32,
-    /// Requests that were denied because too many were open.
-    excess_requests: u32,
 }
 
 impl Protocol for Claude {
+    const VERSION: &'static str = control::SUPPORTED;
+
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.begin(out);
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
-        let object = match json::expect_object(line) {
-            Ok(object) => object,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
         if self.try_fast_path(object, out) {
-            return;
+            return Ok(());
         }
-        let tag = match json::read_tag(object) {
-            Ok(tag) => tag,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+        let tag = json::read_tag(object)?;
         match message::read(&tag, object) {
-            Ok(message) => self.handle_message(message, object, out),
             Err(BadFrame::Shape) => self.handle_bad_shape(&tag, object, out),
-            Err(bad) => self.count_bad_line(bad, line, out),
+            message => self.handle_message(message?, object, out),
         }
+        Ok(())
     }
 
-    fn set_now(&mut self, now: Instant) {
-        self.now = Some(now);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
-    }
-
-    fn carry_out(
-        &mut self,
-        command: Command,
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         match command {
             Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
             Command::Prompt { text, .. } => {
@@ -200,15 +161,13 @@ impl Protocol for Claude {
     }
 
     fn shut_down(&mut self, out: &mut Effects) {
-        self.is_shutting_down = true;
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         out.push(Effect::CloseInput);
     }
 
-    fn close(&mut self, out: &mut Effects) {
-        self.withdraw_requests(out);
+    fn on_close(&mut self, out: &mut Effects) {
+        self.open_requests.withdraw_all(out);
         self.control = None;
-        self.phase = Phase::Closed;
     }
 
     fn due(&self) -> Option<Instant> {
@@ -232,15 +191,14 @@ impl Claude {
             Message::Reply(reply) => self.handle_reply(&reply, line, out),
             // Nothing is written before the agent's version is known.
             Message::Request(_) if self.is_version_unknown() => {
-                report_bad_line("out_of_state", line, out);
+                report_bad_line(OUT_OF_STATE, line, out);
             }
             Message::Request(request) => self.handle_request(&request, line, out),
             Message::CancelRequest(withdrawal) => {
-                let open = self.open_requests.close(&withdrawal.request_id.0);
-                out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+                self.open_requests.withdraw(&withdrawal.request_id.0, out);
             }
             Message::Lifecycle(prompt) => self.lifecycle(&prompt, out),
-            Message::Result(result) if self.phase == Phase::Handshaking => {
+            Message::Result(result) if self.channel.phase == Phase::Handshaking => {
                 self.on_early_result(&result, out);
             }
             Message::Result(result) => self.result(&result, line, out),
@@ -248,8 +206,8 @@ impl Claude {
             Message::Assistant(spoken) => self.assistant(&spoken, line, out),
             Message::User(spoken) => self.user(&spoken, line, out),
             Message::StreamEvent(piece) => self.handle_stream_event(&piece, line, out),
-            Message::Reset if self.phase == Phase::Handshaking => {
-                report_bad_line("out_of_state", line, out);
+            Message::Reset if self.channel.phase == Phase::Handshaking => {
+                report_bad_line(OUT_OF_STATE, line, out);
             }
             Message::Reset => {
                 self.session = AgentSession::default();
@@ -270,8 +228,7 @@ impl Claude {
             return self.handle_permission_request(id, ask, line, out);
         }
         // An answer would also answer an open request of that id.
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         match wanted {
             RequestKind::Hook(hook) => requests::answer_hook(id, &hook, out),
             RequestKind::Other(word) => requests::refuse_unsupported(id, &word, line, out),
@@ -285,9 +242,10 @@ impl Claude {
     fn handle_bad_shape(&mut self, tag: &str, object: &str, out: &mut Effects) {
         self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
         match tag {
-            _ if self.phase == Phase::Closed => {}
+            _ if self.channel.is_closed() => {}
             "result" if matches!(self.turn, Turn::Sent | Turn::Running) => {
-                self.end_turn(TurnEnd::failure("the end of the turn cannot be read"), out);
+                let detail = "the end of the turn cannot be read".to_owned();
+                self.end_turn(TurnEnd::failure(detail), out);
             }
             "control_request" if !self.is_version_unknown() => {
                 if let Some(id) = message::parse_request_id(object) {
@@ -316,7 +274,7 @@ impl Claude {
             return;
         }
         self.cancelling = true;
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         self.write_interrupt(out);
     }
 
@@ -326,15 +284,9 @@ impl Claude {
         self.interrupt = Some(id);
     }
 
-    /// Ends every open request without an answer.
-    fn withdraw_requests(&mut self, out: &mut Effects) {
-        let open = self.open_requests.close_all().into_iter();
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
-    }
-
     fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
         // An interrupt ends the open requests; nothing else does.
-        let is_ended = self.cancelling || self.is_shutting_down;
+        let is_ended = self.cancelling || self.channel.is_shutting_down;
         for (key, _) in self.open_requests.close_all() {
             let denial = (!is_ended).then(|| write::deny(&key.id, "the turn has ended"));
             out.push(Effect::RequestWithdrawn(key));
@@ -344,34 +296,6 @@ impl Claude {
         self.pending_end = None;
         self.streamed_blocks = StreamedBlocks::default();
         let was_cancelling = std::mem::take(&mut self.cancelling);
-        let outcome = match end.outcome {
-            TurnOutcome::Failed if was_cancelling => TurnOutcome::Cancelled,
-            outcome => outcome,
-        };
-        out.push(Effect::Event(Event::TurnEnded {
-            outcome,
-            stop_reason: end.stop_reason,
-            usage: end.usage,
-            detail: end.detail,
-        }));
-    }
-}
-
-/// How a turn ended.
-struct TurnEnd {
-    outcome: TurnOutcome,
-    stop_reason: Option<UntrustedText>,
-    usage: Usage,
-    detail: Option<String>,
-}
-
-impl TurnEnd {
-    fn failure(detail: &str) -> Self {
-        Self {
-            outcome: TurnOutcome::Failed,
-            stop_reason: None,
-            usage: Usage::default(),
-            detail: Some(detail.to_owned()),
-        }
+        out.push(Effect::Event(end.into_event(was_cancelling)));
     }
 }

@@ -3,11 +3,10 @@
 //! Must not know the content of a turn.
 
 use super::message::{CanUseTool, Hook};
-use super::{Claude, Phase, Turn, write};
+use super::{Claude, Turn, write};
 use crate::driver::Protocol as _;
 use crate::mcp_tool_call::McpToolCall;
-use crate::open_requests::RejectReason;
-use crate::{Effect, Effects, report_bad_line};
+use crate::{Effect, Effects, OUT_OF_STATE, report_bad_line};
 use marshal_model::limits;
 use marshal_model::{AgentClaims, Event, PermissionRequest, UntrustedText};
 
@@ -39,11 +38,11 @@ impl Claude {
         line: &[u8],
         out: &mut Effects,
     ) {
-        if self.cancelling || self.is_shutting_down {
+        if self.cancelling || self.channel.is_shutting_down {
             return self.deny_at_once(id, "the turn was cancelled", out);
         }
-        if self.phase != Phase::Ready || !self.is_in_turn() {
-            report_bad_line("out_of_state", line, out);
+        if !self.channel.is_ready() || !self.is_in_turn() {
+            report_bad_line(OUT_OF_STATE, line, out);
             return self.deny_at_once(id, "no turn is running", out);
         }
         self.note_turn_activity(out);
@@ -54,7 +53,11 @@ impl Claude {
         let no_allow = stored_input.is_none();
         let key = match self.open_requests.open(&mut self.ids, id, stored_input) {
             Ok(key) => key,
-            Err(clash) => return self.reject_request(id, clash, line, out),
+            Err(clash) => {
+                report_bad_line(clash.as_str(), line, out);
+                self.deny_at_once(id, clash.describe(), out);
+                return self.count_rejection(clash, out);
+            }
         };
         let reason = wanted.reason();
         out.push(Effect::PermissionRequest(PermissionRequest {
@@ -72,29 +75,9 @@ impl Claude {
         }));
     }
 
-    fn reject_request(&mut self, id: &str, clash: RejectReason, line: &[u8], out: &mut Effects) {
-        let (reason, message) = match clash {
-            RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
-            RejectReason::TooMany => ("too_many_asks", "too many permission requests are open"),
-            RejectReason::LongId => ("bad_shape", "the request id is too long"),
-        };
-        report_bad_line(reason, line, out);
-        self.deny_at_once(id, message, out);
-        if clash != RejectReason::TooMany {
-            return;
-        }
-        self.excess_requests = self.excess_requests.saturating_add(1);
-        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
-            let most = limits::OPEN_PERMISSION_REQUESTS;
-            let message = format!("the agent keeps sending requests while {most} of them are open");
-            self.fail_protocol(message, out);
-        }
-    }
-
     /// Denies a request without asking anybody.
     fn deny_at_once(&mut self, id: &str, reason: &str, out: &mut Effects) {
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         out.push(Effect::Write(write::deny(id, reason)));
     }
 
@@ -105,8 +88,7 @@ impl Claude {
     }
 
     pub(super) fn answer_unreadable(&mut self, id: &str, out: &mut Effects) {
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         out.push(Effect::Write(write::error(
             id,
             "the request cannot be read",

@@ -4,18 +4,16 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::value::RawValue;
-
 use super::blocks::Block;
 use super::message::{Lifecycle, ModelMessage, StreamDelta, StreamEvent, System, TurnResult};
 use super::stream_dedup::Kind;
-use super::{AgentSession, Claude, Phase, Turn, TurnEnd};
+use super::{AgentSession, Claude, Phase, Turn};
 use crate::driver::Protocol as _;
-use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
+use crate::turn_end::TurnEnd;
+use crate::{
+    ChannelError, Effect, Effects, OUT_OF_STATE, lenient, report_bad_line, report_unknown,
+};
 use marshal_model::{Cost, ErrorOrigin, Event, TurnOutcome, UntrustedText};
-
-/// The reason of a line that came in the wrong state.
-const OUT_OF_STATE: &str = "out_of_state";
 /// How long a turn's result may take after the agent reported that the turn's prompt has ended.
 const RESULT_WAIT: Duration = Duration::from_secs(10);
 /// The currency of the agent's costs.
@@ -73,13 +71,14 @@ impl Claude {
         };
         let end = TurnEnd {
             outcome,
-            ..TurnEnd::failure(detail)
+            ..TurnEnd::failure(detail.to_owned())
         };
         self.end_turn(end, out);
     }
 
     fn schedule_turn_end(&mut self, outcome: TurnOutcome) {
         let at = self
+            .channel
             .now
             .and_then(|now| now.checked_add(RESULT_WAIT))
             .filter(|_| self.turn != Turn::None && self.pending_end.is_none());
@@ -90,7 +89,7 @@ impl Claude {
     pub(super) fn result_due(&self) -> Option<Instant> {
         self.pending_end
             .map(|(at, _)| at)
-            .filter(|_| self.phase == Phase::Ready)
+            .filter(|_| self.channel.is_ready())
     }
 
     pub(super) fn end_turn_without_result(&mut self, out: &mut Effects) {
@@ -100,7 +99,7 @@ impl Claude {
         let detail = "the agent reported that the turn ended, but sent no result";
         let end = TurnEnd {
             outcome,
-            ..TurnEnd::failure(detail)
+            ..TurnEnd::failure(detail.to_owned())
         };
         self.end_turn(end, out);
     }
@@ -113,7 +112,7 @@ impl Claude {
         }
         self.turn = Turn::Sent;
         self.note_turn_activity(out);
-        if self.cancelling && !self.is_shutting_down {
+        if self.cancelling && !self.channel.is_shutting_down {
             // The interrupt was for what ran before the prompt.
             self.write_interrupt(out);
         }
@@ -122,7 +121,7 @@ impl Claude {
     pub(super) fn system(&mut self, system: &System<'_>, object: &str, out: &mut Effects) {
         if let Some(mode) = system.mode() {
             self.update_mode(mode, out);
-            if self.phase == Phase::Closed {
+            if self.channel.is_closed() {
                 return;
             }
         }
@@ -134,21 +133,13 @@ impl Claude {
                 error: None,
             })),
             known if SYSTEM_IGNORED.contains(&known) || known.starts_with("task_") => {}
-            other => {
-                let Ok(raw) = serde_json::from_str::<&RawValue>(object) else {
-                    return;
-                };
-                out.push(Effect::Event(Event::Unknown {
-                    tag: format!("system/{other}").into(),
-                    raw: raw.to_owned(),
-                }));
-            }
+            other => report_unknown(&format!("system/{other}"), object, out),
         }
     }
 
     /// The message with which the agent begins each turn.
     fn on_init(&mut self, system: &System<'_>, out: &mut Effects) {
-        if self.phase == Phase::Handshaking {
+        if self.channel.phase == Phase::Handshaking {
             return;
         }
         if let Some(session) = system.session()
@@ -373,7 +364,7 @@ impl Claude {
         let end = TurnEnd {
             outcome,
             stop_reason,
-            usage: result.usage(),
+            usage: Some(result.usage()),
             detail,
         };
         self.end_turn(end, out);

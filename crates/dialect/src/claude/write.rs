@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use crate::OpenParams;
+use crate::{OpenParams, json_line};
 use marshal_config::{McpServer, McpTransport};
 use marshal_model::ids::is_safe_token;
 use marshal_model::{ENGINE_SERVER, PermissionResponse, UntrustedText};
@@ -80,26 +80,8 @@ fn servers(servers: &[McpServer], routes: &BTreeMap<String, String>) -> Map<Stri
     servers.iter().map(server).collect()
 }
 
-fn line(value: &Value) -> Vec<u8> {
-    terminate_line(value.to_string())
-}
-
-fn terminate_line(text: String) -> Vec<u8> {
-    let mut text = escape_line_separators(text);
-    text.push('\n');
-    text.into_bytes()
-}
-
-fn escape_line_separators(text: String) -> String {
-    if !text.contains(['\u{2028}', '\u{2029}']) {
-        return text;
-    }
-    text.replace('\u{2028}', "\\u2028")
-        .replace('\u{2029}', "\\u2029")
-}
-
 fn request(id: &str, request: &Value) -> Vec<u8> {
-    line(&json!({ "type": "control_request", "request_id": id, "request": request }))
+    json_line::encode(&json!({ "type": "control_request", "request_id": id, "request": request }))
 }
 
 /// The first message: it makes the agent call our hook before every tool.
@@ -138,17 +120,17 @@ pub(super) fn prompt(text: &UntrustedText, uuid: Option<&str>) -> Vec<u8> {
     if let (Some(message), Some(uuid)) = (message.as_object_mut(), uuid) {
         message.insert("uuid".to_owned(), uuid.into());
     }
-    line(&message)
+    json_line::encode(&message)
 }
 
 fn response(id: &str, response: &Value) -> Vec<u8> {
     let inner = json!({ "subtype": "success", "request_id": id, "response": response });
-    line(&json!({ "type": "control_response", "response": inner }))
+    json_line::encode(&json!({ "type": "control_response", "response": inner }))
 }
 
 /// Allows a call, with the input that was evaluated, byte for byte.
 pub(super) fn allow(id: &str, input: &RawValue) -> Vec<u8> {
-    let id = escape_line_separators(Value::from(id).to_string());
+    let id = json_line::escape_separators(Value::from(id).to_string());
     let mut line = format!(
         r#"{{"type":"control_response","response":{{"subtype":"success","request_id":{id},"response":{{"behavior":"allow","updatedInput":{}}}}}}}"#,
         input.get()
@@ -200,5 +182,5 @@ pub(super) fn hook_says_nothing(id: &str) -> Vec<u8> {
 /// Rejects an unsupported request.
 pub(super) fn error(id: &str, why: &str) -> Vec<u8> {
     let inner = json!({ "subtype": "error", "request_id": id, "error": why });
-    line(&json!({ "type": "control_response", "response": inner }))
+    json_line::encode(&json!({ "type": "control_response", "response": inner }))
 }

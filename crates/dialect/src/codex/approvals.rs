@@ -8,14 +8,13 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::calls::{self, COMMAND, ToolCall};
-use super::items::report_unknown;
 use super::members::Members;
-use super::{Codex, OUT_OF_STATE, Phase, write};
+use super::{Codex, Step, write};
 use crate::driver::Protocol as _;
-use crate::envelope::RequestId;
+use crate::jsonrpc::{INVALID_PARAMS, RequestId, UNVERSIONED};
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
 use crate::open_requests::RejectReason;
-use crate::{DialectError, Effect, Effects, report_bad_line};
+use crate::{DialectError, Effect, Effects, OUT_OF_STATE, report_bad_line, report_unknown};
 use marshal_model::limits;
 use marshal_model::{
     AgentClaims, PermissionRequest, PermissionRequestKey, PermissionResponse, UntrustedText,
@@ -113,7 +112,7 @@ impl Codex {
         out: &mut Effects,
     ) {
         // Nothing is written before the agent's version is known.
-        if self.phase == Phase::Initializing {
+        if self.step == Step::Initializing {
             return report_bad_line(OUT_OF_STATE, line, out);
         }
         let read = params.and_then(Members::read);
@@ -151,11 +150,8 @@ impl Codex {
         line: &[u8],
         out: &mut Effects,
     ) {
-        // An answer has no more than an id, so this request also ends an open one with the same id.
-        if let Some((key, _)) = self.open_requests.close_original(&mut self.ids, id.json()) {
-            report_bad_line("duplicate_id", line, out);
-            out.push(Effect::RequestWithdrawn(key));
-        }
+        self.open_requests
+            .withdraw_original(&mut self.ids, id.json(), line, out);
         if let Ok(object) = std::str::from_utf8(line) {
             report_unknown(method, object, out);
         }
@@ -163,21 +159,17 @@ impl Codex {
         out.push(Effect::Write(match method {
             "item/permissions/requestApproval" => write::empty_permissions(id),
             TOOL_REQUEST => write::elicitation_response(id, DECLINE),
-            _ => write::error(id, write::METHOD_NOT_FOUND, "method not found"),
+            _ => UNVERSIONED.method_not_found(id),
         }));
     }
 
     /// Rejects an approval of unknown shape.
     fn reject_unreadable(&mut self, id: &str, line: &[u8], out: &mut Effects) {
         report_bad_line("bad_shape", line, out);
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         let message = "the request cannot be read";
-        out.push(Effect::Write(write::error(
-            id,
-            write::INVALID_PARAMS,
-            message,
-        )));
+        let answer = UNVERSIONED.error(id, INVALID_PARAMS, message);
+        out.push(Effect::Write(answer));
     }
 
     /// A command, as the request itself reports it. A request for a part of another command has an
@@ -285,8 +277,7 @@ impl Codex {
             if let Ok(object) = std::str::from_utf8(line) {
                 report_unknown("requestApproval", object, out);
             }
-            let open = self.open_requests.close(id);
-            out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+            self.open_requests.withdraw(id, out);
             return out.push(Effect::Write(form.cancel(id)));
         }
         if self.turn.is_none() {
@@ -311,17 +302,13 @@ impl Codex {
         let key = match self.open_requests.open(&mut self.ids, id, open_approval) {
             Ok(key) => key,
             Err(clash) => {
-                let (reason, message) = match clash {
-                    RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
-                    RejectReason::TooMany => ("too_many_asks", "too many requests are open"),
-                    RejectReason::LongId => ("bad_shape", "the request id is too long"),
+                let message = match clash {
+                    RejectReason::TooMany => "too many requests are open",
+                    clash => clash.describe(),
                 };
-                report_bad_line(reason, line, out);
+                report_bad_line(clash.as_str(), line, out);
                 self.deny_at_once(id, form, message, out);
-                if clash == RejectReason::TooMany {
-                    self.count_excess_request(out);
-                }
-                return;
+                return self.count_rejection(clash, out);
             }
         };
         let (name, input) = match approval.call {
@@ -339,16 +326,6 @@ impl Codex {
                 ..AgentClaims::default()
             },
         }));
-    }
-
-    /// Counts a request that was denied because too many are open.
-    fn count_excess_request(&mut self, out: &mut Effects) {
-        self.excess_requests = self.excess_requests.saturating_add(1);
-        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
-            let most = limits::OPEN_PERMISSION_REQUESTS;
-            let message = format!("the agent keeps sending requests while {most} of them are open");
-            self.fail_protocol(message, out);
-        }
     }
 
     /// Writes an answer. An item's answer has no field for a denial's reason, so the reason is
@@ -379,8 +356,7 @@ impl Codex {
 
     /// Denies a request without asking anybody.
     fn deny_at_once(&mut self, id: &str, form: ApprovalForm, reason: &str, out: &mut Effects) {
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         out.push(Effect::Write(form.deny(id, reason)));
     }
 
@@ -403,8 +379,9 @@ impl Codex {
         }
         let id = parse_object::<Params<'_>>(params)
             .and_then(|params| RequestId::read(params.request_id));
-        let open = id.and_then(|id| self.open_requests.close(id.json()));
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        if let Some(id) = id {
+            self.open_requests.withdraw(id.json(), out);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! together.
 //!
 //! Accepts only the exact shape that Codex writes. Any difference, even one member, is left to the
-//! full readers (`envelope`, `items`).
+//! full readers (`jsonrpc`, `items`).
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;

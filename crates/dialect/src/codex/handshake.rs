@@ -8,12 +8,11 @@ use serde_json::value::RawValue;
 
 use super::keepalive::RetryTarget;
 use super::usage::TurnUsage;
-use super::{Codex, Control, Phase, describe_error, version, write};
-use crate::driver::Protocol as _;
-use crate::envelope::ErrorReply;
-use crate::lenient::{parse_object, parse_string};
+use super::{Codex, Step, version, write};
+use crate::driver::{Phase, Protocol as _};
+use crate::jsonrpc::{ErrorReply, Outcome};
+use crate::lenient::{parse_id, parse_object, parse_string};
 use crate::{ChannelError, Effect, Effects};
-use marshal_model::limits;
 use marshal_model::{Event, UntrustedText};
 
 /// The protocol's generation, as its schema names it.
@@ -37,65 +36,58 @@ struct ThreadResult<'a> {
 }
 
 impl Codex {
-    /// Writes the request that the phase waits for.
-    pub(super) fn send_request(&mut self, phase: Phase, out: &mut Effects) {
-        self.phase = phase;
-        let id = self.fresh_id();
-        let opening = &self.opening;
-        let (method, line) = match (phase, &self.opening.resume) {
-            (Phase::Initializing, _) => ("initialize", write::initialize(id)),
-            (Phase::Account, _) => ("account/read", write::account(id)),
-            (Phase::Resuming, Some(thread)) => {
-                ("thread/resume", write::resume(id, thread, opening))
+    /// Writes the request that a step waits for.
+    pub(super) fn send_request(&mut self, step: Step, out: &mut Effects) {
+        self.step = step;
+        let (now, opening, requests) = (self.channel.now, &self.opening, &mut self.requests);
+        match (step, &opening.resume) {
+            (Step::Initializing, _) => {
+                requests.write_awaited("initialize", now, out, write::initialize);
             }
-            (Phase::Starting | Phase::Resuming, _) => ("thread/start", write::start(id, opening)),
-            (Phase::Ready | Phase::Closed, _) => return,
-        };
-        self.control = Some(Control {
-            id,
-            method,
-            sent: self.now,
-        });
-        out.push(Effect::Write(line));
+            (Step::Account, _) => requests.write_awaited("account/read", now, out, write::account),
+            (Step::Resuming, Some(thread)) => {
+                requests.write_awaited("thread/resume", now, out, |id| {
+                    write::resume(id, thread, opening)
+                });
+            }
+            (Step::Starting | Step::Resuming, _) => {
+                requests.write_awaited("thread/start", now, out, |id| write::start(id, opening));
+            }
+        }
     }
 
     /// Handles the reply to such a request.
-    pub(super) fn on_control_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_control_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         if let Err(error) = &outcome
             && self.schedule_retry(error, RetryTarget::Control)
         {
             return;
         }
-        match (self.phase, outcome) {
-            (Phase::Initializing, Ok(result)) => self.on_initialize_reply(result, out),
-            (Phase::Initializing, Err(error)) if !error.is_about_version() => {
-                let why = format!("the agent cannot start: {}", describe_error(&error));
+        match (self.step, outcome) {
+            (Step::Initializing, Ok(result)) => self.on_initialize_reply(result, out),
+            (Step::Initializing, Err(error)) if !error.is_about_version() => {
+                let why = format!("the agent cannot start: {}", error.describe_without_data());
                 self.fail_channel(ChannelError::NeedsSetup(why), out);
             }
-            (Phase::Initializing, Err(error)) => {
+            (Step::Initializing, Err(error)) => {
                 self.fail_version(
-                    format!("none; to initialize {}", describe_error(&error)),
+                    format!("none; to initialize {}", error.describe_without_data()),
                     out,
                 );
             }
-            (Phase::Account, Ok(result)) => self.on_account_reply(result, out),
-            (Phase::Account, Err(error)) => {
+            (Step::Account, Ok(result)) => self.on_account_reply(result, out),
+            (Step::Account, Err(error)) => {
                 let message = format!(
                     "the agent did not report who is logged in: {}",
-                    describe_error(&error)
+                    error.describe_without_data()
                 );
                 self.fail_protocol(message, out);
             }
-            (Phase::Starting | Phase::Resuming, Ok(result)) => self.on_thread_reply(result, out),
-            (Phase::Starting, Err(error)) => self.fail_thread_start(&error, out),
-            (Phase::Resuming, Err(error)) => {
-                self.fail_channel(ChannelError::NotResumed(describe_error(&error)), out);
+            (Step::Starting | Step::Resuming, Ok(result)) => self.on_thread_reply(result, out),
+            (Step::Starting, Err(error)) => self.fail_thread_start(&error, out),
+            (Step::Resuming, Err(error)) => {
+                self.fail_channel(ChannelError::NotResumed(error.describe_without_data()), out);
             }
-            (Phase::Ready | Phase::Closed, _) => {}
         }
     }
 
@@ -121,12 +113,7 @@ impl Codex {
         GENERATION.clone_into(&mut self.info.protocol);
         self.info.version = Some(UntrustedText::from(theirs));
         out.push(Effect::Write(write::initialized()));
-        self.send_request(Phase::Account, out);
-    }
-
-    fn fail_version(&mut self, theirs: String, out: &mut Effects) {
-        let ours = version::SUPPORTED;
-        self.fail_channel(ChannelError::Version { theirs, ours }, out);
+        self.send_request(Step::Account, out);
     }
 
     /// Whether the provider requires a login, and whether there is one.
@@ -147,17 +134,20 @@ impl Codex {
             return self.fail_channel(ChannelError::NeedsSetup(message.to_owned()), out);
         }
         self.retries.reset();
-        let phase = if self.opening.resume.is_some() {
-            Phase::Resuming
+        let step = if self.opening.resume.is_some() {
+            Step::Resuming
         } else {
-            Phase::Starting
+            Step::Starting
         };
-        self.send_request(phase, out);
+        self.send_request(step, out);
     }
 
     /// A request that is rejected once would be rejected again.
     fn fail_thread_start(&mut self, error: &ErrorReply, out: &mut Effects) {
-        let message = format!("the agent did not open a thread: {}", describe_error(error));
+        let message = format!(
+            "the agent did not open a thread: {}",
+            error.describe_without_data()
+        );
         let fault = match error.code.as_str() {
             "-32600" | "-32602" => ChannelError::NeedsSetup(message),
             _ => ChannelError::Protocol(message),
@@ -190,11 +180,11 @@ impl Codex {
         self.info.session = Some(thread);
         self.info.model = parse_string(read.model);
         self.info.mode = parse_string(read.approval_policy);
-        if self.phase == Phase::Starting {
+        if self.step == Step::Starting {
             self.tokens = TurnUsage::of_new_thread();
         }
-        let is_resumed = self.phase == Phase::Resuming;
-        self.phase = Phase::Ready;
+        let is_resumed = self.step == Step::Resuming;
+        self.channel.phase = Phase::Ready;
         out.push(Effect::Ready(std::mem::take(&mut self.info)));
         if is_resumed {
             out.push(Effect::Event(Event::SessionResumed {
@@ -290,6 +280,5 @@ fn thread_id(thread: &RawValue) -> Option<UntrustedText> {
         #[serde(borrow)]
         id: Option<&'a RawValue>,
     }
-    let id = parse_string(parse_object::<Named<'_>>(thread)?.id)?;
-    (!id.raw().is_empty() && id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
+    parse_id(parse_object::<Named<'_>>(thread)?.id)
 }

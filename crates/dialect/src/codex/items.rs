@@ -9,11 +9,11 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::Codex;
 use super::calls::{self, ThreadItem, ToolCall};
-use super::{Codex, OUT_OF_STATE, Phase};
 use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
-use crate::{Effect, Effects, report_bad_line};
+use crate::{Effect, Effects, OUT_OF_STATE, report_bad_line, report_unknown};
 use marshal_model::limits;
 use marshal_model::{Event, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};
@@ -310,7 +310,7 @@ impl Codex {
         let call = calls::call_from_item(item, whole);
         if call.is_none() {
             self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
-            if self.phase == Phase::Closed {
+            if self.channel.is_closed() {
                 return;
             }
         }
@@ -466,14 +466,4 @@ fn lines(list: &RawValue) -> String {
         .map(UntrustedText::into_raw)
         .collect::<Vec<_>>()
         .join("\n")
-}
-
-/// Passes on an item that is not typed. It was read once, so reading it again cannot fail.
-pub(super) fn report_unknown(tag: &str, object: &str, out: &mut Effects) {
-    if let Ok(raw) = serde_json::from_str::<&RawValue>(object) {
-        out.push(Effect::Event(Event::Unknown {
-            tag: tag.into(),
-            raw: raw.to_owned(),
-        }));
-    }
 }

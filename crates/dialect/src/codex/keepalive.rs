@@ -5,10 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Codex, Phase, write};
+use super::Codex;
+use crate::Effects;
 use crate::driver::Protocol as _;
-use crate::keepalive::unanswered;
-use crate::{Effect, Effects};
 
 /// The error code of an overloaded agent. The request may be sent again.
 pub(super) const OVERLOADED: &str = "-32001";
@@ -20,7 +19,7 @@ const OVERLOAD_WAIT: Duration = Duration::from_millis(250);
 /// The request of ours that is sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RetryTarget {
-    /// The handshake request that the phase waits for.
+    /// The request that the handshake waits for.
     Control,
     /// `turn/start`.
     Turn,
@@ -66,69 +65,30 @@ impl RetryQueue {
         self.pending.iter().map(|(at, _)| *at).min()
     }
 
-    fn take(&mut self, now: Instant) -> Option<RetryTarget> {
+    /// Takes a request whose wait is over.
+    pub(super) fn take(&mut self, now: Instant) -> Option<RetryTarget> {
         let at = self.pending.iter().position(|(at, _)| *at <= now)?;
         Some(self.pending.remove(at).1)
     }
 }
 
 impl Codex {
-    /// When the next deadline passes.
-    pub(super) fn due(&self) -> Option<Instant> {
-        let due = [self.control_due(), self.retry_due(), self.keepalive_due()];
-        due.into_iter().flatten().min()
-    }
-
-    /// Handles the deadlines that have passed.
-    pub(super) fn handle_due(&mut self, now: Instant, out: &mut Effects) {
-        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if is_due(self.control_due()) {
-            self.on_control_timeout(out);
-        } else if is_due(self.retry_due()) {
-            if let Some(again) = self.retries.take(now) {
-                self.retry_request(again, out);
-            }
-        } else if is_due(self.keepalive_due()) {
-            self.send_keepalive(now, out);
-        }
-    }
-
-    /// When our open request must have its reply.
-    fn control_due(&self) -> Option<Instant> {
-        self.control?
-            .sent?
-            .checked_add(self.opening.control_timeout?)
-    }
-
-    fn retry_due(&self) -> Option<Instant> {
+    /// When a request is sent again.
+    pub(super) fn retry_due(&self) -> Option<Instant> {
         self.retries
             .due()
-            .filter(|_| self.phase != Phase::Closed && !self.is_shutting_down)
+            .filter(|_| !self.channel.is_shutting_down)
     }
 
-    fn on_control_timeout(&mut self, out: &mut Effects) {
-        let Some(control) = self.control.take() else {
-            return;
-        };
-        let fault = unanswered(control.method, self.opening.control_timeout);
-        self.fail_channel(fault, out);
+    /// Our request has no reply in time.
+    pub(super) fn on_control_timeout(&mut self, out: &mut Effects) {
+        if let Some(control) = self.requests.stop_waiting() {
+            self.fail_unanswered(control.method, out);
+        }
     }
 
     /// When a silent agent gets a ping: only between turns.
-    fn keepalive_due(&self) -> Option<Instant> {
-        let idle = self.phase == Phase::Ready && self.turn.is_none() && !self.is_shutting_down;
-        let due = self.keepalive.due(self.opening.keepalive_interval);
-        due.filter(|_| idle)
-    }
-
-    /// Sends a ping: a method that no version has. Any reply shows that the agent is alive. No
-    /// reply at all to several pings is a fault.
-    fn send_keepalive(&mut self, now: Instant, out: &mut Effects) {
-        if let Err(fault) = self.keepalive.check_missed(self.opening.keepalive_interval) {
-            return self.fail_channel(fault, out);
-        }
-        let id = self.fresh_id();
-        self.keepalive.record_ping(id, now);
-        out.push(Effect::Write(write::ping(id)));
+    pub(super) fn ping_due(&self) -> Option<Instant> {
+        self.channel.ping_due(self.turn.is_none())
     }
 }

@@ -3,7 +3,7 @@
 //! versions 0.166 and 0.169.
 //!
 //! Owns the order of the conversation: the version gate, the thread, one turn at a time. Must not
-//! know a message's format (`envelope`, `write`), or what happens to an event.
+//! know a message's format (`write`), or what happens to an event.
 //!
 //! Where the schema is open, this module decides as follows:
 //!
@@ -48,8 +48,6 @@ mod write;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use serde_json::value::RawValue;
-
 pub(super) use self::calls::parse_mcp_tool_call;
 
 use self::approvals::OpenApproval;
@@ -57,20 +55,16 @@ use self::items::TurnItems;
 use self::keepalive::{RetryQueue, RetryTarget};
 use self::turns::Turn;
 use self::usage::TurnUsage;
-use super::driver::Protocol;
-use super::envelope::{self, ErrorReply, Message};
-use super::keepalive::Keepalive;
+use super::driver::{ChannelState, Protocol};
+use super::jsonrpc::{self, ErrorReply, Message, Outcome, OwnRequests};
 use super::open_requests::{OpenRequests, RequestIds};
 use super::{Command, DialectError, Effect, Effects, OpenParams, PendingDenials, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
-use marshal_wire::json;
+use marshal_wire::json::{self, BadFrame};
 
-/// The reason of a line that came in the wrong state.
-const OUT_OF_STATE: &str = "out_of_state";
-
-/// The phase of the channel.
+/// What the handshake waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
+enum Step {
     /// Waits for the reply to `initialize`.
     #[default]
     Initializing,
@@ -80,30 +74,15 @@ enum Phase {
     Starting,
     /// Waits for the reply to `thread/resume`.
     Resuming,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
-}
-
-/// Our request that the phase waits for.
-#[derive(Debug, Clone, Copy)]
-struct Control {
-    id: u64,
-    method: &'static str,
-    sent: Option<Instant>,
 }
 
 /// One channel that speaks to `codex app-server`.
 #[derive(Debug, Default)]
 pub struct Codex {
-    phase: Phase,
-    /// The time of the input being handled.
-    now: Option<Instant>,
-    /// The id of our last request.
-    last_id: u64,
+    channel: ChannelState,
+    step: Step,
+    requests: OwnRequests,
     opening: OpenParams,
-    control: Option<Control>,
     info: AgentInfo,
     /// The thread's id, once the channel is ready.
     thread: Option<UntrustedText>,
@@ -114,78 +93,50 @@ pub struct Codex {
     interrupt: Option<u64>,
     /// Requests of ended turns that have no reply yet.
     late: VecDeque<u64>,
-    is_shutting_down: bool,
     retries: RetryQueue,
-    keepalive: Keepalive,
     /// The ids of all requests of the agent.
     ids: RequestIds,
     open_requests: OpenRequests<OpenApproval>,
     items: TurnItems,
     tokens: TurnUsage,
     denials: PendingDenials,
-    /// Lines that were not messages.
-    bad_lines: u32,
-    /// Requests that were denied because too many were open.
-    excess_requests: u32,
 }
 
 impl Protocol for Codex {
+    const VERSION: &'static str = version::SUPPORTED;
+
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.denials = std::mem::take(&mut self.opening.denials);
-        self.send_request(Phase::Initializing, out);
+        self.send_request(Step::Initializing, out);
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
-        let object = match json::expect_object(line) {
-            Ok(object) => object,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
         if self.try_fast_path(object, out) {
-            return;
+            return Ok(());
         }
-        match envelope::read(object) {
-            Ok(Message::Reply { id, outcome }) => self.handle_reply(id, outcome, line, out),
-            Ok(Message::Request { id, method, params }) => {
+        match jsonrpc::read(object)? {
+            Message::Reply { id, outcome } => self.handle_reply(id, outcome, line, out),
+            Message::Request { id, method, params } => {
                 self.handle_request(&id, &method, params, line, out);
             }
-            Ok(Message::Notification { method, params }) => {
+            Message::Notification { method, params } => {
                 self.handle_notification(&method, params, object, out);
             }
-            Err(bad) => self.count_bad_line(bad, line, out),
         }
+        Ok(())
     }
 
-    fn set_now(&mut self, now: Instant) {
-        self.now = Some(now);
-    }
-
-    fn record_activity(&mut self, now: Instant) {
-        self.keepalive.record_activity(now);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
-    }
-
-    fn carry_out(
-        &mut self,
-        command: Command,
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         match command {
             Command::Prompt { .. } if self.turn.is_some() => return Err(DialectError::Busy),
             Command::Prompt { text, .. } => self.prompt(text, out),
@@ -206,23 +157,38 @@ impl Protocol for Codex {
     fn shut_down(&mut self, out: &mut Effects) {
         self.cancel(out);
         self.cancel_requests(out);
-        self.is_shutting_down = true;
-        self.control = None;
+        self.requests.stop_waiting();
         out.push(Effect::CloseInput);
     }
 
-    fn close(&mut self, out: &mut Effects) {
-        self.withdraw_requests(out);
-        self.control = None;
-        self.phase = Phase::Closed;
+    fn on_close(&mut self, out: &mut Effects) {
+        self.open_requests.withdraw_all(out);
+        self.requests.stop_waiting();
     }
 
     fn due(&self) -> Option<Instant> {
-        self.due()
+        let due = [
+            self.channel.reply_due(self.requests.waits_since()),
+            self.retry_due(),
+            self.ping_due(),
+        ];
+        due.into_iter().flatten().min()
     }
 
     fn handle_due(&mut self, now: Instant, out: &mut Effects) {
-        self.handle_due(now, out);
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if is_due(self.channel.reply_due(self.requests.waits_since())) {
+            self.on_control_timeout(out);
+        } else if is_due(self.retry_due()) {
+            if let Some(again) = self.retries.take(now) {
+                self.retry_request(again, out);
+            }
+        } else if is_due(self.ping_due()) {
+            // No version has this method: its error is the sign of life.
+            self.send_ping(now, out, |codex, out| {
+                codex.requests.write(out, write::ping)
+            });
+        }
     }
 
     fn unsent_denials(&mut self) -> PendingDenials {
@@ -233,24 +199,18 @@ impl Protocol for Codex {
 }
 
 impl Codex {
-    fn fresh_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
-    }
-
     /// Handles a reply: to our open request, or to one that is no longer awaited.
     fn handle_reply(
         &mut self,
         id: Option<u64>,
-        outcome: Result<&RawValue, ErrorReply>,
+        outcome: Outcome<'_>,
         line: &[u8],
         out: &mut Effects,
     ) {
         let Some(id) = id else {
             return report_bad_line("unknown_id", line, out);
         };
-        if self.control.is_some_and(|control| control.id == id) {
-            self.control = None;
+        if self.requests.take_reply(id) {
             return self.on_control_reply(outcome, out);
         }
         if self
@@ -264,7 +224,7 @@ impl Codex {
             self.interrupt = None;
             return self.on_interrupt_reply(outcome.err().as_ref());
         }
-        if !self.keepalive.take_reply(id) && !self.take_late_reply(id) {
+        if !self.channel.keepalive.take_reply(id) && !self.take_late_reply(id) {
             report_bad_line("unknown_id", line, out);
         }
     }
@@ -272,7 +232,7 @@ impl Codex {
     /// Sends a request again that an overloaded agent rejected.
     fn retry_request(&mut self, what: RetryTarget, out: &mut Effects) {
         match what {
-            RetryTarget::Control => self.send_request(self.phase, out),
+            RetryTarget::Control => self.send_request(self.step, out),
             RetryTarget::Turn => self.start_turn(out),
             RetryTarget::Interrupt => self.interrupt(out),
         }
@@ -280,7 +240,11 @@ impl Codex {
 
     /// Schedules a retry if the agent was overloaded; returns whether it did.
     fn schedule_retry(&mut self, error: &ErrorReply, what: RetryTarget) -> bool {
-        let Some(now) = self.now.filter(|_| error.code == keepalive::OVERLOADED) else {
+        let Some(now) = self
+            .channel
+            .now
+            .filter(|_| error.code == keepalive::OVERLOADED)
+        else {
             return false;
         };
         self.retries.schedule(what, now)
@@ -288,7 +252,7 @@ impl Codex {
 
     /// Whether the agent is stopping or its turn is being cancelled.
     const fn is_winding_down(&self) -> bool {
-        self.cancelling || self.is_shutting_down
+        self.cancelling || self.channel.is_shutting_down
     }
 
     /// Whether that is our thread.
@@ -297,17 +261,4 @@ impl Codex {
             .as_ref()
             .is_some_and(|ours| ours.raw() == thread)
     }
-
-    /// Ends every open request without an answer, because the agent is gone.
-    fn withdraw_requests(&mut self, out: &mut Effects) {
-        let open = self.open_requests.close_all().into_iter();
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
-    }
-}
-
-/// Describes an error of the agent in one sentence.
-fn describe_error(error: &ErrorReply) -> String {
-    let code = UntrustedText::from(error.code.as_str()).escape_for_display(40);
-    let message = UntrustedText::from(error.message.as_str()).escape_for_display(300);
-    format!("the agent reported error {code}: {message}")
 }

@@ -6,13 +6,13 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::items::{TextKind, report_unknown};
+use super::items::TextKind;
 use super::turns::TurnError;
 use super::usage::TokenUsage;
-use super::{Codex, OUT_OF_STATE, Phase, write};
+use super::{Codex, Step, write};
 use crate::driver::Protocol as _;
 use crate::lenient::{BoundedList, parse, parse_object, parse_string};
-use crate::{Effect, Effects, report_bad_line};
+use crate::{Effect, Effects, OUT_OF_STATE, report_bad_line, report_unknown, state_changed};
 use marshal_model::limits;
 use marshal_model::{Event, PlanEntry, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};
@@ -55,7 +55,7 @@ impl Codex {
         object: &str,
         out: &mut Effects,
     ) {
-        if self.phase == Phase::Initializing {
+        if self.step == Step::Initializing {
             return report_unknown(method, object, out);
         }
         let Some(params) = params else {
@@ -108,12 +108,7 @@ impl Codex {
                 Some(())
             }
             "model/rerouted" if is_ours => parse_string(read.to_model).map(|model| {
-                out.push(Effect::Event(Event::StateChanged {
-                    model: Some(model),
-                    mode: None,
-                    context_pct: None,
-                    context_window: None,
-                }));
+                out.push(Effect::Event(state_changed(Some(model), None)));
             }),
             "thread/name/updated" if is_ours => parse_string(read.thread_name).map(|title| {
                 out.push(Effect::Event(Event::SessionInfo {

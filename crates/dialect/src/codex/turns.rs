@@ -6,12 +6,12 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::keepalive::RetryTarget;
-use super::{Codex, OUT_OF_STATE, Phase, describe_error, write};
+use super::{Codex, write};
 use crate::driver::Protocol as _;
-use crate::envelope::ErrorReply;
-use crate::lenient::{parse_object, parse_string};
-use crate::{Effect, Effects, PendingDenials, report_bad_line};
-use marshal_model::limits;
+use crate::jsonrpc::{ErrorReply, Outcome};
+use crate::lenient::{parse_id, parse_object, parse_string};
+use crate::turn_end::TurnEnd;
+use crate::{Effect, Effects, OUT_OF_STATE, PendingDenials, report_bad_line};
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};
 
@@ -44,13 +44,6 @@ struct Prompt {
     text: UntrustedText,
 }
 
-/// How a turn ended.
-struct TurnEnd {
-    outcome: TurnOutcome,
-    stop_reason: Option<UntrustedText>,
-    detail: Option<String>,
-}
-
 /// A turn, as the agent reports it.
 #[derive(Deserialize)]
 struct TurnInfo<'a> {
@@ -65,8 +58,7 @@ struct TurnInfo<'a> {
 impl TurnInfo<'_> {
     /// Its name, if it is usable.
     fn name(&self) -> Option<String> {
-        let id = parse_string(self.id)?.into_raw();
-        (!id.is_empty() && id.len() <= limits::FOREIGN_ID_BYTES).then_some(id)
+        parse_id(self.id).map(UntrustedText::into_raw)
     }
 }
 
@@ -137,7 +129,7 @@ impl Codex {
 
     /// Writes the request that starts the turn.
     pub(super) fn start_turn(&mut self, out: &mut Effects) {
-        let id = self.fresh_id();
+        let id = self.requests.next_id();
         let (Some(thread), Some(turn)) = (&self.thread, &mut self.turn) else {
             return;
         };
@@ -155,11 +147,7 @@ impl Codex {
     }
 
     /// Handles the reply to that: the turn's name, or an error.
-    pub(super) fn on_turn_start_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_turn_start_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         #[derive(Deserialize)]
         struct Started<'a> {
             #[serde(borrow)]
@@ -175,12 +163,8 @@ impl Codex {
                 if is_new && self.schedule_retry(&error, RetryTarget::Turn) {
                     return;
                 }
-                let detail = describe_error(&error);
-                out.push(Effect::Event(Event::AgentError {
-                    code: error.code.into(),
-                    message: error.message.into(),
-                    origin: ErrorOrigin::Unknown,
-                }));
+                let detail = error.describe_without_data();
+                out.push(Effect::Event(error.into_event()));
                 return self.end_turn(TurnEnd::failure(detail), out);
             }
         };
@@ -229,7 +213,7 @@ impl Codex {
         turn.id = Some(name);
         let again = std::mem::take(&mut turn.needs_interrupt);
         self.note_turn_activity(out);
-        if self.cancelling && (is_new || again) && !self.is_shutting_down {
+        if self.cancelling && (is_new || again) && !self.channel.is_shutting_down {
             self.interrupt(out);
         }
     }
@@ -276,7 +260,7 @@ impl Codex {
             // It is of our thread, but its turn is unreadable: no other end may follow.
             self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
             let has_begun = self.turn.as_ref().is_some_and(|turn| turn.is_reported);
-            if has_begun && self.phase != Phase::Closed {
+            if has_begun && !self.channel.is_closed() {
                 let detail = "the end of the turn cannot be read".to_owned();
                 self.end_turn(TurnEnd::failure(detail), out);
             }
@@ -309,6 +293,7 @@ impl Codex {
         let end = TurnEnd {
             outcome,
             stop_reason: status,
+            usage: None,
             detail,
         };
         self.end_turn(end, out);
@@ -338,16 +323,11 @@ impl Codex {
         self.retries.cancel(RetryTarget::Turn);
         self.retries.cancel(RetryTarget::Interrupt);
         self.items.clear();
-        let outcome = match end.outcome {
-            TurnOutcome::Failed if was_cancelling => TurnOutcome::Cancelled,
-            outcome => outcome,
+        let end = TurnEnd {
+            usage: Some(self.tokens.turn()),
+            ..end
         };
-        out.push(Effect::Event(Event::TurnEnded {
-            outcome,
-            stop_reason: end.stop_reason,
-            usage: self.tokens.turn(),
-            detail: end.detail,
-        }));
+        out.push(Effect::Event(end.into_event(was_cancelling)));
     }
 
     /// Records that a reply will come which is no longer awaited.
@@ -387,10 +367,10 @@ impl Codex {
     /// Writes the interrupt of the running turn, by its name.
     pub(super) fn interrupt(&mut self, out: &mut Effects) {
         let is_named = self.turn.as_ref().is_some_and(|turn| turn.id.is_some());
-        if !is_named || self.is_shutting_down {
+        if !is_named || self.channel.is_shutting_down {
             return;
         }
-        let id = self.fresh_id();
+        let id = self.requests.next_id();
         let named = self.turn.as_ref().and_then(|turn| turn.id.as_deref());
         let (Some(thread), Some(turn)) = (&self.thread, named) else {
             return;
@@ -419,14 +399,4 @@ impl Codex {
 pub(super) fn unsent_denials(turn: Option<Turn>) -> PendingDenials {
     let prompt = turn.and_then(|turn| turn.prompt);
     prompt.map(|prompt| prompt.denials).unwrap_or_default()
-}
-
-impl TurnEnd {
-    const fn failure(detail: String) -> Self {
-        Self {
-            outcome: TurnOutcome::Failed,
-            stop_reason: None,
-            detail: Some(detail),
-        }
-    }
 }

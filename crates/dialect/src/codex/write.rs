@@ -1,20 +1,15 @@
 //! What we write to `codex app-server`: requests, one notification, and answers.
 //!
-//! Must not know when it may be written. It is JSON-RPC without `jsonrpc`, one message per line.
-//! U+2028 and U+2029 are escaped, because some readers treat them as the end of a line.
+//! Must not know when it may be written. It is JSON-RPC without `jsonrpc`.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use serde_json::value::RawValue;
 
 use crate::OpenParams;
+use crate::jsonrpc::{Nothing, UNVERSIONED as RPC};
 use marshal_config::{CodexSettings, McpServer, McpTransport};
 use marshal_model::{ENGINE_SERVER, UntrustedText};
-
-/// The JSON-RPC error codes that we send.
-pub(super) const METHOD_NOT_FOUND: i32 = -32601;
-pub(super) const INVALID_PARAMS: i32 = -32602;
 
 /// Notifications that we do not use, and that may be long or frequent.
 const OPTED_OUT_NOTIFICATIONS: &[&str] = &[
@@ -34,33 +29,6 @@ const OPTED_OUT_NOTIFICATIONS: &[&str] = &[
 pub(super) fn is_opted_out(method: &str) -> bool {
     OPTED_OUT_NOTIFICATIONS.contains(&method)
 }
-
-#[derive(Serialize)]
-struct RpcRequest<'a, P> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<u64>,
-    method: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    params: Option<P>,
-}
-
-#[derive(Serialize)]
-struct Reply<'a, R> {
-    id: &'a RawValue,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    result: Option<R>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<ErrorBody<'a>>,
-}
-
-#[derive(Serialize)]
-struct ErrorBody<'a> {
-    code: i32,
-    message: &'a str,
-}
-
-#[derive(Serialize)]
-struct Nothing {}
 
 /// Writes `initialize`. It offers no client capabilities and opts into none.
 pub(super) fn initialize(id: u64) -> Vec<u8> {
@@ -89,16 +57,12 @@ pub(super) fn initialize(id: u64) -> Vec<u8> {
             opt_out_notification_methods: OPTED_OUT_NOTIFICATIONS,
         },
     };
-    request(id, "initialize", params)
+    RPC.request(id, "initialize", params)
 }
 
 /// Writes `initialized`.
 pub(super) fn initialized() -> Vec<u8> {
-    line(&RpcRequest::<Nothing> {
-        id: None,
-        method: "initialized",
-        params: None,
-    })
+    RPC.notification("initialized", None::<Nothing>)
 }
 
 /// Writes `account/read`, which needs no network access.
@@ -111,12 +75,12 @@ pub(super) fn account(id: u64) -> Vec<u8> {
     let params = Params {
         refresh_token: false,
     };
-    request(id, "account/read", params)
+    RPC.request(id, "account/read", params)
 }
 
 /// Writes a request that no version supports. Its error reply shows that the agent is alive.
 pub(super) fn ping(id: u64) -> Vec<u8> {
-    request(id, "$/ping", Nothing {})
+    RPC.request(id, "$/ping", Nothing {})
 }
 
 /// The settings of a thread, new or resumed.
@@ -217,7 +181,7 @@ impl<'a> ThreadParams<'a> {
 
 /// Writes `thread/start`.
 pub(super) fn start(id: u64, opening: &OpenParams) -> Vec<u8> {
-    request(id, "thread/start", ThreadParams::new(opening))
+    RPC.request(id, "thread/start", ThreadParams::new(opening))
 }
 
 /// Writes `thread/resume`. The history is not replayed.
@@ -227,7 +191,7 @@ pub(super) fn resume(id: u64, thread: &UntrustedText, opening: &OpenParams) -> V
         exclude_turns: Some(true),
         ..ThreadParams::new(opening)
     };
-    request(id, "thread/resume", params)
+    RPC.request(id, "thread/resume", params)
 }
 
 /// Writes `turn/start`. The approval policy is sent with every turn, so that no event since the
@@ -261,7 +225,7 @@ pub(super) fn turn(
             .map(|text| Text { kind: "text", text })
             .collect(),
     };
-    request(id, "turn/start", params)
+    RPC.request(id, "turn/start", params)
 }
 
 /// Writes `turn/interrupt`.
@@ -276,7 +240,7 @@ pub(super) fn interrupt(id: u64, thread: &UntrustedText, turn: &str) -> Vec<u8> 
         thread_id: thread.raw(),
         turn_id: turn,
     };
-    request(id, "turn/interrupt", params)
+    RPC.request(id, "turn/interrupt", params)
 }
 
 /// Answers an approval with one word.
@@ -285,7 +249,7 @@ pub(super) fn approval_decision(id: &str, decision: &str) -> Vec<u8> {
     struct Decided<'a> {
         decision: &'a str,
     }
-    reply(id, Decided { decision })
+    RPC.result(id, Decided { decision })
 }
 
 /// Denies an approval of the older form, which has a field for the reason.
@@ -303,7 +267,7 @@ pub(super) fn approval_denial(id: &str, reason: &str) -> Vec<u8> {
         rejection: &'a str,
     }
     let denied = Rejection { rejection: reason };
-    reply(
+    RPC.result(
         id,
         Decided {
             decision: Denied { denied },
@@ -322,7 +286,7 @@ pub(super) fn empty_permissions(id: &str) -> Vec<u8> {
         permissions: Nothing {},
         scope: "turn",
     };
-    reply(id, granted)
+    RPC.result(id, granted)
 }
 
 /// Answers a tool server's request to a person with an action and no content.
@@ -331,7 +295,7 @@ pub(super) fn elicitation_response(id: &str, action: &'static str) -> Vec<u8> {
     struct Acted {
         action: &'static str,
     }
-    reply(id, Acted { action })
+    RPC.result(id, Acted { action })
 }
 
 /// Accepts one tool call, and no later one.
@@ -343,47 +307,5 @@ pub(super) fn elicitation_acceptance(id: &str) -> Vec<u8> {
     }
     let content = Nothing {};
     let action = "accept";
-    reply(id, Accepted { action, content })
-}
-
-/// Answers a request with an error.
-pub(super) fn error(id: &str, code: i32, message: &str) -> Vec<u8> {
-    let error = ErrorBody { code, message };
-    encode_reply::<Nothing>(id, None, Some(error))
-}
-
-fn reply(id: &str, result: impl Serialize) -> Vec<u8> {
-    encode_reply(id, Some(result), None)
-}
-
-fn encode_reply<R: Serialize>(
-    id: &str,
-    result: Option<R>,
-    error: Option<ErrorBody<'_>>,
-) -> Vec<u8> {
-    // Ids were read from JSON and are canonical JSON again.
-    let Ok(id) = serde_json::from_str::<&RawValue>(id) else {
-        return Vec::new();
-    };
-    line(&Reply { id, result, error })
-}
-
-fn request(id: u64, method: &str, params: impl Serialize) -> Vec<u8> {
-    line(&RpcRequest {
-        id: Some(id),
-        method,
-        params: Some(params),
-    })
-}
-
-/// A message as one line. These structs have only strings and numbers, so writing cannot fail.
-fn line(message: &impl Serialize) -> Vec<u8> {
-    let mut text = serde_json::to_string(message).unwrap_or_default();
-    if text.contains(['\u{2028}', '\u{2029}']) {
-        // They can only stand inside of strings.
-        text = text.replace('\u{2028}', "\\u2028");
-        text = text.replace('\u{2029}', "\\u2029");
-    }
-    text.push('\n');
-    text.into_bytes()
+    RPC.result(id, Accepted { action, content })
 }

@@ -8,20 +8,20 @@ use std::borrow::Cow;
 use serde_json::value::RawValue;
 
 use super::rules::{EndMessage, Request, RuleMessage, SlashMessage};
-use super::{CompiledDefinition, Custom, OpenRequest, Phase, Turn, TurnEnd, path_tree};
+use super::{CompiledDefinition, Custom, OpenRequest, Phase, path_tree};
 use crate::custom::templates::{self, TemplateValues};
 use crate::driver::Protocol as _;
-use crate::open_requests::RejectReason;
+use crate::named_turn::Turn;
 use crate::slash::{self, SlashReply};
-use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
+use crate::turn_end::TurnEnd;
+use crate::{
+    ChannelError, Effect, Effects, OUT_OF_STATE, describe_agent_error, lenient, report_bad_line,
+};
 use marshal_config::dialect_definition::{
     AcceptedVersion, EndsTurn, EventDetail, Placeholder, UnansweredPolicy,
 };
 use marshal_model::limits;
 use marshal_model::{AgentInfo, ErrorOrigin, Event, PermissionRequest, TurnOutcome, UntrustedText};
-
-/// The reason of a line that came in the wrong state.
-const OUT_OF_STATE: &str = "out_of_state";
 
 /// The rule that a message matched, and the turn that it names.
 pub(super) struct RuleContext<'a> {
@@ -60,7 +60,9 @@ impl Custom {
                 let text = format!("the agent reported: {}", why.escape_for_display(300));
                 self.fail_protocol(text, out);
             }
-            early if self.phase == Phase::Handshaking => self.handle_early_message(early, at, out),
+            early if self.channel.phase == Phase::Handshaking => {
+                self.handle_early_message(early, at, out);
+            }
             RuleMessage::TurnStarted(id) => self.turn_started(id, at, out),
             RuleMessage::Text(delta) => {
                 let delta = delta.into();
@@ -81,7 +83,7 @@ impl Custom {
                 Some((key, _)) => out.push(Effect::RequestWithdrawn(key)),
                 None => report_bad_line("unknown_id", at.line, out),
             },
-            RuleMessage::Usage(usage) if self.turn != Turn::None => {
+            RuleMessage::Usage(usage) if !self.turn.is_none() => {
                 self.usage.input = self.usage.input.saturating_add(usage.input);
                 self.usage.output = self.usage.output.saturating_add(usage.output);
             }
@@ -107,7 +109,7 @@ impl Custom {
         at: &RuleContext<'_>,
         out: &mut Effects,
     ) {
-        if self.phase != Phase::Handshaking {
+        if self.channel.phase != Phase::Handshaking {
             return self.fail_protocol("the agent sent ready twice".to_owned(), out);
         }
         let accepted = &at.plan.definition.accepted_versions;
@@ -139,7 +141,7 @@ impl Custom {
         if let Some(fault) = self.mode_guard.check_initial(info.mode.as_ref()) {
             return self.fail_channel(fault, out);
         }
-        self.phase = Phase::Ready;
+        self.channel.phase = Phase::Ready;
         if plan.definition.accepted_versions.is_empty() {
             info.protocol.clone_from(&plan.definition.name);
         }
@@ -197,7 +199,7 @@ impl Custom {
         else {
             return self.fail_too_early(out);
         };
-        let (event, text) = error_event(code, message, origin);
+        let (event, text) = describe_agent_error(code, message, origin);
         out.push(Effect::Event(event));
         if !at.plan.definition.allows_early {
             self.fail_protocol(format!("{text}, before it was ready"), out);
@@ -209,7 +211,7 @@ impl Custom {
         let EventDetail::Send(template) = at.action() else {
             return;
         };
-        if self.is_shutting_down {
+        if self.channel.is_shutting_down {
             return;
         }
         if template.contains(Placeholder::Id) && id.is_none() {
@@ -224,44 +226,25 @@ impl Custom {
         out.push(Effect::Write(templates::line(template, &filling)));
     }
 
-    /// Whether an event of this turn belongs to the running one. An event without a turn does, if
-    /// one runs. A turn without a name yet is not the previous one.
-    fn is_current(&self, id: Option<&str>) -> bool {
-        match (&self.turn, id) {
-            (Turn::None, _) => false,
-            (Turn::Running(Some(ours)), Some(theirs)) => ours == theirs,
-            (Turn::Running(None) | Turn::Sent, Some(theirs)) => {
-                self.last.id.as_deref() != Some(theirs)
-            }
-            (Turn::Running(_) | Turn::Sent, None) => true,
-        }
-    }
-
-    /// The same for an event that shows that the turn continues: it names the turn, if that has no
-    /// name.
+    /// Whether an event of this turn shows that the running one continues.
     fn note_turn_activity(&mut self, id: Option<&str>) -> bool {
-        if !self.is_current(id) {
-            return false;
-        }
-        self.is_prompt_accepted = true;
-        if let (Turn::Running(name @ None), Some(id)) = (&mut self.turn, id) {
-            *name = Some(id.to_owned());
-        }
-        true
+        let is_current = self.turn.note_activity(id);
+        self.is_prompt_accepted |= is_current;
+        is_current
     }
 
     fn turn_started(&mut self, id: Option<String>, at: &RuleContext<'_>, out: &mut Effects) {
-        if self.turn != Turn::Sent {
+        if self.turn.state != Turn::Sent {
             return at.report_out_of_state(out);
         }
         let id = id.or_else(|| at.turn.map(str::to_owned));
         out.push(Effect::Event(Event::TurnStarted {
             turn: id.clone().map(UntrustedText::new),
         }));
-        self.turn = Turn::Running(id);
+        self.turn.state = Turn::Running(id);
         self.is_prompt_accepted = true;
         // The first one may have found no turn.
-        if self.cancelling && !self.is_shutting_down {
+        if self.cancelling && !self.channel.is_shutting_down {
             self.interrupt(&at.plan.definition, out);
         }
     }
@@ -290,11 +273,11 @@ impl Custom {
             }
             return;
         }
-        if self.turn == Turn::None && !self.slash.is_open() {
+        if self.turn.is_none() && !self.slash.is_open() {
             at.report_out_of_state(out);
             return self.deny_at_once(definition, request.id, "no turn is running", out);
         }
-        self.is_prompt_accepted = self.is_prompt_accepted || self.turn != Turn::None;
+        self.is_prompt_accepted = self.is_prompt_accepted || !self.turn.is_none();
         // A larger input cannot be allowed.
         let echo = request
             .input
@@ -309,19 +292,9 @@ impl Custom {
         let key = match self.open_requests.open(&mut self.ids, &request.name, open) {
             Ok(key) => key,
             Err(clash) => {
-                let (reason, message) = match clash {
-                    RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
-                    RejectReason::TooMany => {
-                        ("too_many_asks", "too many permission requests are open")
-                    }
-                    RejectReason::LongId => ("bad_shape", "the request id is too long"),
-                };
-                report_bad_line(reason, at.line, out);
-                self.deny_at_once(definition, request.id, message, out);
-                if clash == RejectReason::TooMany {
-                    self.count_excess_request(out);
-                }
-                return;
+                report_bad_line(clash.as_str(), at.line, out);
+                self.deny_at_once(definition, request.id, clash.describe(), out);
+                return self.count_rejection(clash, out);
             }
         };
         out.push(Effect::PermissionRequest(PermissionRequest {
@@ -333,22 +306,9 @@ impl Custom {
         }));
     }
 
-    /// Counts a request that was denied because too many are open.
-    fn count_excess_request(&mut self, out: &mut Effects) {
-        self.excess_requests = self.excess_requests.saturating_add(1);
-        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
-            let most = limits::OPEN_PERMISSION_REQUESTS;
-            let message = format!("the agent keeps sending requests while {most} of them are open");
-            self.fail_protocol(message, out);
-        }
-    }
-
     fn on_turn_end(&mut self, end: EndMessage, at: &RuleContext<'_>, out: &mut Effects) {
-        let current = self.is_current(at.turn);
-        let late = self.turn == Turn::None
-            && std::mem::take(&mut self.last.ended_by_error)
-            && (at.turn.is_none() || at.turn == self.last.id.as_deref());
-        if !current && !late {
+        let current = self.turn.is_current(at.turn);
+        if !current && !self.turn.take_late_end(at.turn) {
             return at.report_out_of_state(out);
         }
         out.extend(end.files.into_iter().map(|(tool, path)| {
@@ -374,13 +334,12 @@ impl Custom {
             .filter(|_| is_failed)
             .map(|error| format!("the agent reported: {}", error.escape_for_display(300)));
         let ended = TurnEnd {
-            turn: at.turn.map(str::to_owned),
             outcome,
             stop_reason: end.reason.map(UntrustedText::new),
             usage: end.usage,
             detail: error.or(odd.filter(|_| is_failed)).or(beyond),
         };
-        self.end_turn(ended, out);
+        self.end_turn(ended, at.turn, out);
     }
 
     fn slash_result(&mut self, message: SlashMessage, at: &RuleContext<'_>, out: &mut Effects) {
@@ -393,8 +352,8 @@ impl Custom {
             }
             return;
         }
-        if self.turn == Turn::None {
-            self.withdraw_requests(out);
+        if self.turn.is_none() {
+            self.open_requests.withdraw_all(out);
         }
         let end = match &message.result {
             Event::SlashResult { text, .. } => slash::answer_effect(true, text),
@@ -414,7 +373,7 @@ impl Custom {
             out.push(end);
         }
         if message.exit {
-            self.is_shutting_down = true;
+            self.channel.is_shutting_down = true;
             out.push(Effect::ExitExpected);
         }
     }
@@ -427,7 +386,7 @@ impl Custom {
         at: &RuleContext<'_>,
         out: &mut Effects,
     ) {
-        let rejected = match (&self.turn, at.turn) {
+        let rejected = match (&self.turn.state, at.turn) {
             (Turn::None, _) => false,
             (Turn::Sent, None) => true,
             // Where no message marks a turn's beginning, the error belongs to the prompt as long as
@@ -436,24 +395,19 @@ impl Custom {
             (_, Some(_)) => self.note_turn_activity(at.turn),
         };
         let ends = match at.action() {
-            EventDetail::EndsTurn(EndsTurn::Always) => self.turn != Turn::None,
+            EventDetail::EndsTurn(EndsTurn::Always) => !self.turn.is_none(),
             EventDetail::EndsTurn(EndsTurn::Never) => false,
             _ => rejected,
         };
-        let is_of_slash = self.turn == Turn::None
-            && at.turn.is_none()
-            && self.slash.finish() == SlashReply::Expected;
+        let is_of_slash =
+            self.turn.is_none() && at.turn.is_none() && self.slash.finish() == SlashReply::Expected;
         let end = is_of_slash.then(|| slash::answer_effect(false, &message));
-        let (event, text) = error_event(code, message, origin);
+        let (event, text) = describe_agent_error(code, message, origin);
         out.push(Effect::Event(event));
         out.extend(end);
         if ends {
-            let end = TurnEnd {
-                turn: at.turn.map(str::to_owned),
-                ..TurnEnd::failure(text)
-            };
-            self.end_turn(end, out);
-            self.last.ended_by_error = true;
+            self.end_turn(TurnEnd::failure(text), at.turn, out);
+            self.turn.expect_late_end();
         }
     }
 }
@@ -500,23 +454,4 @@ fn describe_versions(accepted: &[AcceptedVersion]) -> String {
         AcceptedVersion::Prefix(begin) => format!("{begin}*"),
     });
     UntrustedText::new(words.collect::<Vec<_>>().join(" or ")).escape_for_display(120)
-}
-
-/// An error as an event, and as a sentence of ours.
-fn error_event(
-    code: UntrustedText,
-    message: UntrustedText,
-    origin: ErrorOrigin,
-) -> (Event, String) {
-    let text = format!(
-        "the agent reported error {}: {}",
-        code.escape_for_display(80),
-        message.escape_for_display(300)
-    );
-    let event = Event::AgentError {
-        code,
-        message,
-        origin,
-    };
-    (event, text)
 }

@@ -36,49 +36,19 @@ use std::time::Instant;
 
 use serde_json::value::RawValue;
 
-use super::driver::Protocol;
+use super::driver::{ChannelState, Phase, Protocol};
 use super::mode_guard::ModeGuard;
+use super::named_turn::NamedTurn;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::slash::{self, SlashReply, SlashTracker};
+use super::turn_end::TurnEnd;
 use super::{ChannelError, Command, DialectError, Effect, Effects, OpenParams, PendingDenials};
 use marshal_config::DialectDefinition;
 use marshal_config::dialect_definition::{Placeholder, RuleEvent, Template, UnansweredPolicy};
-use marshal_model::{Event, PermissionResponse, TurnOutcome, UntrustedText, Usage};
+use marshal_model::{Event, PermissionResponse, UntrustedText, Usage};
 use marshal_wire::json::{self, BadFrame};
 use rules::TypeRules;
 use templates::TemplateValues;
-
-/// The phase of the channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
-    /// The agent is not ready.
-    #[default]
-    Handshaking,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
-}
-
-/// The turn.
-#[derive(Debug, PartialEq, Eq, Default)]
-enum Turn {
-    /// No turn.
-    #[default]
-    None,
-    /// The prompt was written; the agent has not reported the turn's beginning.
-    Sent,
-    /// The turn runs, under the agent's name for it, if it has one.
-    Running(Option<String>),
-}
-
-/// The turn that ended last, so that its late events are recognized.
-#[derive(Debug, Default)]
-struct LastTurn {
-    id: Option<String>,
-    /// Whether an error ended it; its own end may follow.
-    ended_by_error: bool,
-}
 
 /// The data for the answer to a request.
 #[derive(Debug)]
@@ -124,17 +94,14 @@ impl CompiledDefinition {
 pub struct Custom {
     /// `None` if the channel was not opened, or has no definition.
     plan: Option<Arc<CompiledDefinition>>,
-    phase: Phase,
-    turn: Turn,
+    channel: ChannelState,
+    turn: NamedTurn,
     /// Whether the agent has shown that it accepted the turn's prompt.
     is_prompt_accepted: bool,
     /// Whether the turn is being cancelled.
     cancelling: bool,
-    last: LastTurn,
     slash: SlashTracker,
     mode_guard: ModeGuard,
-    /// Whether the shutdown has begun.
-    is_shutting_down: bool,
     ids: RequestIds,
     open_requests: OpenRequests<OpenRequest>,
     /// What the turn has used so far.
@@ -147,18 +114,21 @@ pub struct Custom {
     denials: PendingDenials,
     /// The denials that the turn's prompt reports.
     unconfirmed_denials: PendingDenials,
-    /// Lines that were not messages.
-    bad_lines: u32,
-    /// Requests that were denied because too many were open.
-    excess_requests: u32,
 }
 
 impl Protocol for Custom {
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         let Some(definition) = opening.dialect_definition.clone() else {
             let why = "the pool's dialect definition was not loaded".to_owned();
-            self.phase = Phase::Closed;
-            return out.push(Effect::ChannelFailed(ChannelError::NeedsSetup(why)));
+            return self.fail_channel(ChannelError::NeedsSetup(why), out);
         };
         let plan = Arc::new(CompiledDefinition::new(definition));
         self.slash = SlashTracker::new(opening.control_timeout);
@@ -184,25 +154,16 @@ impl Protocol for Custom {
         }
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
         let Some(plan) = self.plan.clone() else {
-            return;
+            return Ok(());
         };
-        let found = json::expect_object(line).and_then(|object| {
-            let name = self::kind(&plan, object)?;
-            Ok((object, name))
-        });
-        let (object, name) = match found {
-            Ok(found) => found,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+        let object = json::expect_object(line)?;
+        let name = self::kind(&plan, object)?;
         let Some(kind) = plan.kinds.get(&*name) else {
-            return self.unknown(&plan.definition, &name, object, line, out);
+            return self.unknown(&plan.definition, &name, object, out);
         };
-        let values = match kind.paths.read(object) {
-            Ok(values) => values,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+        let values = kind.paths.read(object)?;
         let turn = if values.clash {
             Err(BadFrame::Shape)
         } else {
@@ -210,7 +171,7 @@ impl Protocol for Custom {
         };
         let mut is_counted = false;
         for reading in &kind.rules {
-            if self.phase == Phase::Closed || (!values.clash && !reading.fits(&values)) {
+            if self.channel.is_closed() || (!values.clash && !reading.fits(&values)) {
                 continue;
             }
             let message = turn
@@ -234,35 +195,19 @@ impl Protocol for Custom {
                 }
             }
         }
-    }
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
+        Ok(())
     }
 
     fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed || self.plan.is_none()
+        self.channel.is_closed() || self.plan.is_none()
     }
 
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
-    }
-
-    fn carry_out(
-        &mut self,
-        command: Command,
-        now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         let Some(plan) = self.plan.clone() else {
             return Err(DialectError::Closed);
         };
         match command {
-            Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
+            Command::Prompt { .. } if !self.turn.is_none() => return Err(DialectError::Busy),
             Command::Prompt {
                 text,
                 attachments: attached,
@@ -271,7 +216,7 @@ impl Protocol for Custom {
                 return Err(DialectError::Unsupported);
             }
             Command::Slash { command, args } => {
-                self.slash.start(self.turn != Turn::None, now)?;
+                self.slash.start(!self.turn.is_none(), self.channel.now)?;
                 if let Some(template) = &plan.definition.slash {
                     let texts = [
                         (Placeholder::Command, &*command),
@@ -303,7 +248,6 @@ impl Protocol for Custom {
             return;
         };
         let definition = &plan.definition;
-        self.is_shutting_down = true;
         self.deny_requests(definition, "the session ends", out);
         if let Some(template) = &definition.goodbye {
             self.send_template(template, &[], out);
@@ -313,9 +257,8 @@ impl Protocol for Custom {
         }
     }
 
-    fn close(&mut self, out: &mut Effects) {
-        self.withdraw_requests(out);
-        self.phase = Phase::Closed;
+    fn on_close(&mut self, out: &mut Effects) {
+        self.open_requests.withdraw_all(out);
     }
 
     fn due(&self) -> Option<Instant> {
@@ -327,7 +270,7 @@ impl Protocol for Custom {
     }
 
     fn unsent_denials(&mut self) -> PendingDenials {
-        self.settle_denials(self.turn == Turn::None);
+        self.settle_denials(self.turn.is_none());
         std::mem::take(&mut self.denials)
     }
 }
@@ -339,18 +282,15 @@ impl Custom {
         definition: &DialectDefinition,
         name: &str,
         object: &str,
-        line: &[u8],
         out: &mut Effects,
-    ) {
-        let raw: &RawValue = match serde_json::from_str(object) {
-            Ok(raw) => raw,
-            Err(error) => return self.count_bad_line(error.into(), line, out),
-        };
+    ) -> Result<(), BadFrame> {
+        let raw: &RawValue = serde_json::from_str(object)?;
         if definition.ignored_types.iter().any(|own| own == name) {
-            return;
+            return Ok(());
         }
-        if self.phase == Phase::Handshaking && !definition.allows_early {
-            return self.fail_too_early(out);
+        if self.channel.phase == Phase::Handshaking && !definition.allows_early {
+            self.fail_too_early(out);
+            return Ok(());
         }
         if definition.unlisted_types == marshal_config::dialect_definition::UnlistedTypes::Record {
             out.push(Effect::Event(Event::Unknown {
@@ -358,6 +298,7 @@ impl Custom {
                 raw: raw.to_owned(),
             }));
         }
+        Ok(())
     }
 
     /// A known message of an unknown shape. Whatever waits for it must not wait forever.
@@ -371,7 +312,7 @@ impl Custom {
     ) {
         let shown = UntrustedText::from(name).escape_for_display(80);
         match reading.event {
-            _ if self.phase == Phase::Closed => {}
+            _ if self.channel.is_closed() => {}
             RuleEvent::Ready => {
                 self.fail_protocol(format!("the agent's {shown} message cannot be read"), out);
             }
@@ -379,11 +320,11 @@ impl Custom {
                 let why = format!("the agent's {shown} cannot be read");
                 out.push(slash::answer_effect(false, &why.into()));
             }
-            RuleEvent::End if self.turn != Turn::None => {
+            RuleEvent::End if !self.turn.is_none() => {
                 let detail = format!("the agent's {shown} cannot be read");
-                self.end_turn(TurnEnd::failure(detail), out);
+                self.end_turn(TurnEnd::failure(detail), None, out);
             }
-            RuleEvent::Permission if self.phase == Phase::Ready && !self.is_winding_down() => {
+            RuleEvent::Permission if self.channel.is_ready() && !self.is_winding_down() => {
                 if let Some(id) = id {
                     let why = "the permission request cannot be read";
                     self.deny_at_once(&plan.definition, id, why, out);
@@ -415,13 +356,7 @@ impl Custom {
 
     /// Whether the agent is stopping or its turn is being cancelled.
     const fn is_winding_down(&self) -> bool {
-        self.cancelling || self.is_shutting_down
-    }
-
-    /// Ends every open request without an answer.
-    fn withdraw_requests(&mut self, out: &mut Effects) {
-        let open = self.open_requests.close_all().into_iter();
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        self.cancelling || self.channel.is_shutting_down
     }
 
     /// Ends every open request, with the answer that the definition defines for it.
@@ -491,37 +426,15 @@ impl Custom {
         reason: &str,
         out: &mut Effects,
     ) {
-        let open = path_tree::parse_name(id).and_then(|name| self.open_requests.close(&name));
-        out.extend(open.map(|(key, _)| Effect::RequestWithdrawn(key)));
+        if let Some(name) = path_tree::parse_name(id) {
+            self.open_requests.withdraw(&name, out);
+        }
         self.deny(definition, id, reason, out);
     }
 
     fn fail_too_early(&mut self, out: &mut Effects) {
         let message = "the agent sent an event before it was ready";
         self.fail_protocol(message.to_owned(), out);
-    }
-}
-
-/// How a turn ended.
-struct TurnEnd {
-    /// The turn's id as the ending message gives it.
-    turn: Option<String>,
-    outcome: TurnOutcome,
-    stop_reason: Option<UntrustedText>,
-    /// The usage in the ending message.
-    usage: Option<Usage>,
-    detail: Option<String>,
-}
-
-impl TurnEnd {
-    fn failure(detail: String) -> Self {
-        Self {
-            turn: None,
-            outcome: TurnOutcome::Failed,
-            stop_reason: None,
-            usage: None,
-            detail: Some(detail),
-        }
     }
 }
 

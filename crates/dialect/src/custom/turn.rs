@@ -1,7 +1,9 @@
 //! A turn: its prompt, its cancel, its end. Must not read lines.
 
 use super::templates::{self, TemplateValues};
-use super::{CompiledDefinition, Custom, Turn, TurnEnd};
+use super::{CompiledDefinition, Custom};
+use crate::named_turn::Turn;
+use crate::turn_end::TurnEnd;
 use crate::{Attachment, Effect, Effects};
 use marshal_config::DialectDefinition;
 use marshal_config::dialect_definition::Placeholder;
@@ -36,19 +38,18 @@ impl Custom {
             &plan.definition.prompt,
             &filling,
         )));
-        self.last.ended_by_error = false;
         self.usage = Usage::default();
-        self.turn = Turn::Sent;
+        self.turn.start();
         self.is_prompt_accepted = false;
         if !plan.starts_turns {
-            self.turn = Turn::Running(None);
+            self.turn.state = Turn::Running(None);
             out.push(Effect::Event(Event::TurnStarted { turn: None }));
         }
     }
 
     /// Cancels the running turn. Does nothing if none runs, or if it is already cancelled.
     pub(super) fn cancel(&mut self, definition: &DialectDefinition, out: &mut Effects) {
-        if self.turn == Turn::None || self.cancelling {
+        if self.turn.is_none() || self.cancelling {
             return;
         }
         self.cancelling = true;
@@ -62,26 +63,18 @@ impl Custom {
         }
     }
 
-    pub(super) fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
-        self.withdraw_requests(out);
-        let named = match std::mem::take(&mut self.turn) {
-            Turn::Running(id) => id,
-            Turn::None | Turn::Sent => None,
-        };
-        self.last.id = named.or(end.turn);
+    /// Ends the turn; `id` is its name as the ending message gives it.
+    pub(super) fn end_turn(&mut self, end: TurnEnd, id: Option<&str>, out: &mut Effects) {
+        self.open_requests.withdraw_all(out);
+        self.turn.end(id);
         let was_cancelling = std::mem::take(&mut self.cancelling);
         let used = std::mem::take(&mut self.usage);
-        let outcome = match end.outcome {
-            TurnOutcome::Failed if was_cancelling => TurnOutcome::Cancelled,
-            outcome => outcome,
+        self.settle_denials(end.outcome == TurnOutcome::Completed);
+        let end = TurnEnd {
+            usage: end.usage.or(Some(used)),
+            ..end
         };
-        self.settle_denials(outcome == TurnOutcome::Completed);
-        out.push(Effect::Event(Event::TurnEnded {
-            outcome,
-            stop_reason: end.stop_reason,
-            usage: end.usage.unwrap_or(used),
-            detail: end.detail,
-        }));
+        out.push(Effect::Event(end.into_event(was_cancelling)));
     }
 
     /// Drops the denials that the prompt reported if the agent accepted it; otherwise keeps them

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::lenient::{BoundedList, parse, parse_object, parse_string, raw_or_null};
+use crate::lenient::{BoundedList, parse, parse_id, parse_object, parse_string, raw_or_null};
 use marshal_model::limits;
 use marshal_model::{Event, UntrustedText};
 
@@ -126,8 +126,7 @@ impl ToolCalls {
 
 impl Fields<'_> {
     fn id(&self) -> Option<UntrustedText> {
-        parse_string(self.call_id)
-            .filter(|id| !id.is_empty() && id.len() <= limits::FOREIGN_ID_BYTES)
+        parse_id(self.call_id)
     }
 
     fn name(&self) -> Option<UntrustedText> {

@@ -5,18 +5,15 @@
 
 use serde_json::value::RawValue;
 
+use super::Loaf;
 use super::calls::ToolCalls;
 use super::message::{self, Chunk, EventScope, Payload};
-use super::turn::TurnEnd;
-use super::{Loaf, Phase};
 use crate::driver::Protocol as _;
 use crate::lenient::{Count, parse, parse_object, parse_string};
-use crate::{Effect, Effects, report_bad_line};
+use crate::turn_end::TurnEnd;
+use crate::{Effect, Effects, OUT_OF_STATE, report_bad_line, report_unknown, state_changed};
 use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText};
 use marshal_wire::json::BadFrame;
-
-/// The reason of a line that came in the wrong state.
-const OUT_OF_STATE: &str = "out_of_state";
 
 impl Loaf {
     pub(super) fn handle_notification(
@@ -49,7 +46,7 @@ impl Loaf {
             kind,
             "session.completed" | "session.interrupted" | "session.error"
         );
-        if is_end && self.phase == Phase::Ready {
+        if is_end && self.channel.is_ready() {
             let detail = format!("the agent's {kind} cannot be read");
             self.end_turn(TurnEnd::failure(detail), out);
         }
@@ -209,6 +206,7 @@ impl Loaf {
         let end = |outcome, word: &str| TurnEnd {
             outcome,
             stop_reason: Some(word.into()),
+            usage: None,
             detail: None,
         };
         let end = match kind {
@@ -258,15 +256,10 @@ impl Loaf {
             return;
         }
         self.models.selected = Some(model.clone());
-        if self.phase != Phase::Ready {
+        if !self.channel.is_ready() {
             return;
         }
-        out.push(Effect::Event(Event::StateChanged {
-            model: Some(model),
-            mode: None,
-            context_pct: None,
-            context_window: None,
-        }));
+        out.push(Effect::Event(state_changed(Some(model), None)));
     }
 }
 
@@ -279,14 +272,5 @@ fn repetition_notice(units: u64) -> Event {
         )
         .into(),
         description: None,
-    }
-}
-
-fn report_unknown(tag: &str, object: &str, out: &mut Effects) {
-    if let Ok(raw) = RawValue::from_string(object.to_owned()) {
-        out.push(Effect::Event(Event::Unknown {
-            tag: tag.into(),
-            raw,
-        }));
     }
 }

@@ -6,13 +6,12 @@ use serde_json::value::RawValue;
 
 use super::message::{self, HandshakeResult, State};
 use super::models::{self, Model, Models};
-use super::write::{self, VERSION};
-use super::{Loaf, Phase};
-use crate::acp::describe_error;
-use crate::driver::Protocol as _;
-use crate::envelope::ErrorReply;
+use super::write;
+use super::{Loaf, Step};
+use crate::driver::{Phase, Protocol as _};
+use crate::jsonrpc::{ErrorReply, Outcome};
 use crate::lenient::parse_object;
-use crate::{ChannelError, DialectError, Effect, Effects};
+use crate::{ChannelError, DialectError, Effect, Effects, state_changed};
 use marshal_config::OptionValue;
 use marshal_model::{Event, Setting, SettingValue, UntrustedText};
 
@@ -34,19 +33,13 @@ fn is_supported_version(version: &str) -> bool {
 
 impl Loaf {
     pub(super) fn send_handshake(&mut self, version: &str, out: &mut Effects) {
-        self.send_request(Phase::Handshaking, "rpc.handshake", out, |id| {
-            write::handshake(id, version)
-        });
+        self.send_request("rpc.handshake", out, |id| write::handshake(id, version));
     }
 
     /// The version gate. Only a version with the major number 1 passes, before anything else is
     /// written. An agent of a later minor version rejects ours because the handshake is strict. So
     /// the handshake is repeated once, with its version.
-    pub(super) fn on_handshake_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_handshake_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let result = match outcome {
             Ok(result) => result,
             Err(error) => {
@@ -66,7 +59,7 @@ impl Loaf {
                     }
                     None => {
                         self.fail_version(
-                            format!("none; to rpc.handshake {}", describe_error(&error)),
+                            format!("none; to rpc.handshake {}", error.describe()),
                             out,
                         );
                     }
@@ -92,11 +85,13 @@ impl Loaf {
         }
         self.methods = read.methods();
         match self.opening.resume.clone() {
-            None => self.send_request(Phase::Creating, "session.create", out, write::create),
+            None => {
+                self.step = Step::Creating;
+                self.send_request("session.create", out, write::create);
+            }
             Some(session) if self.has_method(GET) => {
-                self.send_request(Phase::Loading, GET, out, |id| {
-                    write::of_session(id, GET, &session)
-                });
+                self.step = Step::Loading;
+                self.send_request(GET, out, |id| write::of_session(id, GET, &session));
             }
             Some(_) => {
                 let why = "it offers no session.get".to_owned();
@@ -105,24 +100,12 @@ impl Loaf {
         }
     }
 
-    fn fail_version(&mut self, theirs: String, out: &mut Effects) {
-        let ours = VERSION;
-        self.fail_channel(ChannelError::Version { theirs, ours }, out);
-    }
-
     /// The reply to `session.create`.
-    pub(super) fn on_session_create_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_session_create_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         match outcome {
             Ok(result) => self.session = message::session_id(result),
             Err(error) => {
-                let text = format!(
-                    "the agent did not open a session: {}",
-                    describe_error(&error)
-                );
+                let text = format!("the agent did not open a session: {}", error.describe());
                 return self.fail_protocol(text, out);
             }
         }
@@ -136,11 +119,7 @@ impl Loaf {
     /// Handles the reply to `session.get`. A session in which a turn runs, or waits, that this
     /// channel did not send is not resumed: waiting prompts could be dropped, but a running one
     /// cannot be undone.
-    pub(super) fn on_session_get_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_session_get_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let Some(wanted) = self.opening.resume.clone() else {
             return;
         };
@@ -151,7 +130,7 @@ impl Loaf {
                 let why = "the state of the session cannot be read".to_owned();
                 return self.fail_channel(not_resumed(why), out);
             }
-            Err(error) => return self.fail_channel(not_resumed(describe_error(&error)), out),
+            Err(error) => return self.fail_channel(not_resumed(error.describe()), out),
         };
         if let Some(other) = state.id().filter(|id| *id != wanted) {
             let why = format!(
@@ -174,17 +153,14 @@ impl Loaf {
 
     fn list_models(&mut self, out: &mut Effects) {
         if self.has_method(LIST) {
-            return self.send_request(Phase::Listing, LIST, out, write::models);
+            self.step = Step::Listing;
+            return self.send_request(LIST, out, write::models);
         }
         self.select_wanted_model(out);
     }
 
     /// The reply to `model.list`.
-    pub(super) fn on_model_list_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_model_list_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         self.models = outcome.ok().and_then(Models::read).unwrap_or_default();
         self.select_wanted_model(out);
     }
@@ -202,7 +178,10 @@ impl Loaf {
         };
         match self.models.find(&wanted).cloned() {
             Some(model) if self.models.uses(&model) => self.finish_handshake(out),
-            Some(model) => self.select(Phase::Selecting, model, out),
+            Some(model) => {
+                self.step = Step::Selecting;
+                self.select(model, out);
+            }
             None => {
                 let why = self.models.describe_missing(&wanted);
                 self.fail_channel(ChannelError::NeedsSetup(why), out);
@@ -210,23 +189,19 @@ impl Loaf {
         }
     }
 
-    fn select(&mut self, phase: Phase, model: Model, out: &mut Effects) {
+    fn select(&mut self, model: Model, out: &mut Effects) {
         let Some(session) = self.session.clone() else {
             return;
         };
         let thinking = self.models.thinking().to_owned();
-        self.send_request(phase, SELECT, out, |id| {
+        self.send_request(SELECT, out, |id| {
             write::select(id, &session, &model.id, &model.provider, &thinking)
         });
         self.selecting = Some(model);
     }
 
     /// Handles the reply to the `model.select` of the handshake.
-    pub(super) fn on_model_select_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_model_select_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let Some(model) = self.selecting.take() else {
             return;
         };
@@ -244,7 +219,7 @@ impl Loaf {
 
     /// The handshake is complete: prompts may be sent.
     fn finish_handshake(&mut self, out: &mut Effects) {
-        self.phase = Phase::Ready;
+        self.channel.phase = Phase::Ready;
         let mut info = std::mem::take(&mut self.info);
         info.session.clone_from(&self.session);
         info.model.clone_from(&self.models.selected);
@@ -272,7 +247,7 @@ impl Loaf {
         setting: &Setting,
         out: &mut Effects,
     ) -> Result<(), DialectError> {
-        if self.control.is_some() {
+        if self.requests.is_waiting() {
             return Err(DialectError::SettingPending);
         }
         let not_offered = |why: &str| Err(DialectError::NotOffered(why.to_owned()));
@@ -296,17 +271,13 @@ impl Loaf {
         if self.models.uses(&model) {
             out.push(Effect::SettingResult(Ok(())));
         } else {
-            self.select(Phase::Ready, model, out);
+            self.select(model, out);
         }
         Ok(())
     }
 
     /// Handles the agent's reply to a person's setting.
-    pub(super) fn on_user_setting_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_user_setting_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let Some(model) = self.selecting.take() else {
             return;
         };
@@ -318,12 +289,10 @@ impl Loaf {
             Err(error) => Err(describe_rejection(&model, &error)),
         };
         if took.is_ok() {
-            out.push(Effect::Event(Event::StateChanged {
-                model: self.models.selected.clone(),
-                mode: None,
-                context_pct: None,
-                context_window: None,
-            }));
+            out.push(Effect::Event(state_changed(
+                self.models.selected.clone(),
+                None,
+            )));
             out.extend(self.options().map(Effect::Event));
         }
         out.push(Effect::SettingResult(took));
@@ -332,8 +301,5 @@ impl Loaf {
 
 fn describe_rejection(model: &Model, error: &ErrorReply) -> String {
     let model = UntrustedText::from(model.id.as_str()).escape_for_display(80);
-    format!(
-        "the agent rejected the model {model}: {}",
-        describe_error(error)
-    )
+    format!("the agent rejected the model {model}: {}", error.describe())
 }

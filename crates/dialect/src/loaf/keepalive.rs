@@ -4,36 +4,26 @@
 
 use std::time::Instant;
 
-use super::{Loaf, PendingReply, Phase, write};
+use super::Loaf;
 use crate::driver::Protocol as _;
-use crate::keepalive::unanswered;
 use crate::{Effect, Effects, slash};
 use marshal_model::limits;
 
 impl Loaf {
-    /// When our open request must have its reply.
-    pub(super) fn control_due(&self) -> Option<Instant> {
-        self.control?
-            .sent?
-            .checked_add(self.opening.control_timeout?)
-    }
-
     /// When the agent must have acknowledged the prompt.
     pub(super) fn send_due(&self) -> Option<Instant> {
         let turn = self.turn.as_ref().filter(|turn| !turn.is_known())?;
-        let waits = self.phase == Phase::Ready && !self.is_shutting_down;
-        turn.sent
-            .filter(|_| waits)?
-            .checked_add(self.opening.control_timeout?)
+        let waits = self.channel.is_ready() && !self.channel.is_shutting_down;
+        self.channel.reply_due(turn.sent.filter(|_| waits))
     }
 
     /// When the first command of a person must have its answer.
     pub(super) fn command_due(&self) -> Option<Instant> {
         let control = self
-            .opening
+            .channel
             .control_timeout
             .unwrap_or(limits::COMMAND_TIMEOUT);
-        let waits = self.phase == Phase::Ready && !self.is_shutting_down;
+        let waits = self.channel.is_ready() && !self.channel.is_shutting_down;
         let open = self.open_requests.iter().filter(|_| waits);
         let sent = open.filter(|open| open.pending.timed_method().is_some());
         sent.filter_map(|open| open.sent?.checked_add(control))
@@ -43,7 +33,7 @@ impl Loaf {
     /// Drops commands without a reply in time, so that they do not delay later ones.
     pub(super) fn on_command_timeout(&mut self, now: Instant, out: &mut Effects) {
         let control = self
-            .opening
+            .channel
             .control_timeout
             .unwrap_or(limits::COMMAND_TIMEOUT);
         let is_due = |open: &mut super::OpenRequest| {
@@ -59,36 +49,18 @@ impl Loaf {
 
     /// Our request has no reply in time.
     pub(super) fn on_control_timeout(&mut self, out: &mut Effects) {
-        let Some(control) = self.control.take() else {
+        let Some(control) = self.requests.stop_waiting() else {
             return;
         };
-        if self.is_shutting_down {
+        if self.channel.is_shutting_down {
             return out.push(Effect::CloseInput);
         }
         self.fail_unanswered(control.method, out);
     }
 
-    pub(super) fn fail_unanswered(&mut self, method: &str, out: &mut Effects) {
-        let fault = unanswered(method, self.opening.control_timeout);
-        self.fail_channel(fault, out);
-    }
-
     /// When a silent agent gets a ping: only between turns.
-    pub(super) fn keepalive_due(&self) -> Option<Instant> {
-        let idle = self.phase == Phase::Ready
-            && self.turn.is_none()
-            && !self.is_shutting_down
-            && self.control.is_none();
-        let due = self.keepalive.due(self.opening.keepalive_interval);
-        due.filter(|_| idle)
-    }
-
-    /// Sends a ping. No reply at all to several pings is a fault.
-    pub(super) fn send_keepalive(&mut self, now: Instant, out: &mut Effects) {
-        if let Err(fault) = self.keepalive.check_missed(self.opening.keepalive_interval) {
-            return self.fail_channel(fault, out);
-        }
-        let id = self.send_side_request(PendingReply::Ping, out, write::ping);
-        self.keepalive.record_ping(id, now);
+    pub(super) fn ping_due(&self) -> Option<Instant> {
+        let is_idle = self.turn.is_none() && !self.requests.is_waiting();
+        self.channel.ping_due(is_idle)
     }
 }

@@ -5,8 +5,8 @@
 
 use std::time::Instant;
 
+use super::Loaf;
 use super::message::Payload;
-use super::{Loaf, Phase};
 use crate::driver::Protocol as _;
 use crate::lenient::parse_string;
 use crate::{ChannelError, Effects};
@@ -28,7 +28,7 @@ pub(super) struct Login {
 impl Loaf {
     /// Handles an event of a login.
     pub(super) fn login(&mut self, kind: &str, payload: &Payload<'_>, out: &mut Effects) {
-        if self.is_shutting_down {
+        if self.channel.is_shutting_down {
             return;
         }
         let begun = self.login.take().and_then(|login| login.provider);
@@ -56,7 +56,7 @@ impl Loaf {
             _ => {
                 self.login = Some(Login {
                     provider,
-                    since: self.now,
+                    since: self.channel.now,
                 });
             }
         }
@@ -65,10 +65,8 @@ impl Loaf {
     /// When the agent must have reported the login's address.
     pub(super) fn login_due(&self) -> Option<Instant> {
         let since = self.login.as_ref()?.since?;
-        let waits = self.phase != Phase::Closed && !self.is_shutting_down;
-        since
-            .checked_add(self.opening.control_timeout?)
-            .filter(|_| waits)
+        let waits = !self.channel.is_shutting_down;
+        self.channel.reply_due(Some(since)).filter(|_| waits)
     }
 
     pub(super) fn on_login_timeout(&mut self, out: &mut Effects) {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use crate::lenient::{BoundedList, parse, parse_object, parse_string};
+use crate::lenient::{BoundedList, parse, parse_id, parse_object, parse_string};
 use marshal_model::UntrustedText;
 use marshal_model::limits;
 use marshal_wire::json::JsonString;
@@ -255,9 +255,7 @@ pub(super) fn session_id(result: &RawValue) -> Option<UntrustedText> {
         #[serde(borrow)]
         session_id: Option<&'a RawValue>,
     }
-    let created: Created<'_> = parse_object(result)?;
-    parse_string(created.session_id)
-        .filter(|id| !id.is_empty() && id.len() <= limits::FOREIGN_ID_BYTES)
+    parse_id(parse_object::<Created<'_>>(result)?.session_id)
 }
 
 /// The result of `session.get`.

@@ -42,27 +42,24 @@ mod write;
 
 use std::time::Instant;
 
-use serde_json::value::RawValue;
-
 use self::answer_text::AnswerText;
 use self::calls::ToolCalls;
 use self::login::Login;
 use self::models::{Model, Models};
 use self::turn::Turn;
-use super::driver::Protocol;
-use super::envelope::{self, ErrorReply, Message, RequestId};
-use super::keepalive::Keepalive;
-use super::{Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
+use super::driver::{ChannelState, Protocol};
+use super::jsonrpc::{self, Message, Outcome, OwnRequests, RequestId, VERSIONED};
+use super::{Command, DialectError, Effect, Effects, OUT_OF_STATE, OpenParams, report_bad_line};
 use marshal_model::{AgentInfo, UntrustedText};
-use marshal_wire::json;
+use marshal_wire::json::{self, BadFrame};
 
-/// How many requests, beside the one that the phase waits for, may await replies. Beyond that the
+/// How many requests, beside the one that moves the channel on, may await replies. Beyond that the
 /// oldest is forgotten.
 const OPEN: usize = 32;
 
-/// The phase of the channel.
+/// What the handshake waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
+enum Step {
     /// Waits for the reply to `rpc.handshake`.
     #[default]
     Handshaking,
@@ -74,18 +71,6 @@ enum Phase {
     Listing,
     /// Waits for the reply to `model.select`.
     Selecting,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
-}
-
-/// Our open request that moves the channel to the next phase. There is one at a time.
-#[derive(Debug, Clone, Copy)]
-struct Control {
-    id: u64,
-    method: &'static str,
-    sent: Option<Instant>,
 }
 
 /// The purpose of any other open request.
@@ -123,17 +108,14 @@ struct OpenRequest {
 /// One channel that speaks loaf's RPC.
 #[derive(Debug, Default)]
 pub struct Loaf {
-    phase: Phase,
-    /// The time of the input being handled.
-    now: Option<Instant>,
-    /// The id of our last request.
-    last_id: u64,
+    channel: ChannelState,
+    step: Step,
+    requests: OwnRequests,
     opening: OpenParams,
     /// Whether the handshake was repeated with the agent's version.
     is_handshake_repeated: bool,
     /// The methods that the agent supports, if it lists them.
     methods: Option<Vec<String>>,
-    control: Option<Control>,
     /// The model that is being selected.
     selecting: Option<Model>,
     open_requests: Vec<OpenRequest>,
@@ -146,67 +128,41 @@ pub struct Loaf {
     answer_text: AnswerText,
     calls: ToolCalls,
     login: Option<Login>,
-    keepalive: Keepalive,
-    /// Whether `system.shutdown` was written, or our side of the pipe is closed.
-    is_shutting_down: bool,
-    /// Lines that were not messages.
-    bad_lines: u32,
 }
 
 impl Protocol for Loaf {
+    const VERSION: &'static str = write::VERSION;
+
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     fn start(&mut self, opening: &OpenParams, out: &mut Effects) {
         self.opening = opening.clone();
         self.send_handshake(write::VERSION, out);
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
-        let object = match json::expect_object(line) {
-            Ok(object) => object,
-            Err(bad) => return self.count_bad_line(bad, line, out),
-        };
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
         if let Some((about, chunk)) = message::parse_chunk_line(object) {
-            return self.chunk(&about, chunk, line, out);
+            self.chunk(&about, chunk, line, out);
+            return Ok(());
         }
-        match envelope::read(object) {
-            Ok(Message::Reply { id, outcome }) => self.handle_reply(id, outcome, line, out),
-            Ok(Message::Request { id, .. }) => self.handle_request(&id, line, out),
-            Ok(Message::Notification { method, params }) => {
+        match jsonrpc::read(object)? {
+            Message::Reply { id, outcome } => self.handle_reply(id, outcome, line, out),
+            Message::Request { id, .. } => self.handle_request(&id, line, out),
+            Message::Notification { method, params } => {
                 self.handle_notification(&method, params, object, out);
             }
-            Err(bad) => self.count_bad_line(bad, line, out),
         }
+        Ok(())
     }
 
-    fn set_now(&mut self, now: Instant) {
-        self.now = Some(now);
-    }
-
-    fn record_activity(&mut self, now: Instant) {
-        self.keepalive.record_activity(now);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready && self.session.is_some()
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
-    }
-
-    fn carry_out(
-        &mut self,
-        command: Command,
-        _now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         let Some(session) = self.session.clone() else {
             return Err(DialectError::NotReady);
         };
@@ -225,40 +181,38 @@ impl Protocol for Loaf {
     }
 
     fn shut_down(&mut self, out: &mut Effects) {
-        self.is_shutting_down = true;
         if let Some(turn) = &mut self.turn {
             turn.is_cancelled = true;
         }
-        if self.phase == Phase::Ready && self.selecting.take().is_some() {
+        if self.channel.is_ready() && self.selecting.take().is_some() {
             let why = "the session ends before the agent said whether it accepts the model";
             out.push(Effect::SettingResult(Err(why.to_owned())));
         }
-        if self.phase == Phase::Ready && self.has_method("system.shutdown") {
-            return self.send_request(Phase::Ready, "system.shutdown", out, write::shutdown);
+        if self.channel.is_ready() && self.has_method("system.shutdown") {
+            return self.send_request("system.shutdown", out, write::shutdown);
         }
-        self.control = None;
+        self.requests.stop_waiting();
         out.push(Effect::CloseInput);
     }
 
-    fn close(&mut self, _out: &mut Effects) {
-        self.control = None;
-        self.phase = Phase::Closed;
+    fn on_close(&mut self, _out: &mut Effects) {
+        self.requests.stop_waiting();
     }
 
     fn due(&self) -> Option<Instant> {
         let due = [
-            self.control_due(),
+            self.channel.reply_due(self.requests.waits_since()),
             self.send_due(),
             self.login_due(),
             self.command_due(),
-            self.keepalive_due(),
+            self.ping_due(),
         ];
         due.into_iter().flatten().min()
     }
 
     fn handle_due(&mut self, now: Instant, out: &mut Effects) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if is_due(self.control_due()) {
+        if is_due(self.channel.reply_due(self.requests.waits_since())) {
             self.on_control_timeout(out);
         } else if is_due(self.send_due()) {
             self.fail_unanswered("session.send", out);
@@ -266,8 +220,10 @@ impl Protocol for Loaf {
             self.on_login_timeout(out);
         } else if is_due(self.command_due()) {
             self.on_command_timeout(now, out);
-        } else if is_due(self.keepalive_due()) {
-            self.send_keepalive(now, out);
+        } else if is_due(self.ping_due()) {
+            self.send_ping(now, out, |loaf, out| {
+                loaf.send_side_request(PendingReply::Ping, out, write::ping)
+            });
         }
     }
 }
@@ -279,27 +235,15 @@ impl Loaf {
         methods.is_none_or(|methods| methods.iter().any(|item| item == method))
     }
 
-    const fn fresh_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
-    }
-
-    /// Writes a request whose reply moves the channel to the next phase.
+    /// Writes a request whose reply moves the conversation on.
     fn send_request(
         &mut self,
-        phase: Phase,
         method: &'static str,
         out: &mut Effects,
         line: impl FnOnce(u64) -> Vec<u8>,
     ) {
-        let id = self.fresh_id();
-        self.phase = phase;
-        self.control = Some(Control {
-            id,
-            method,
-            sent: self.now,
-        });
-        out.push(Effect::Write(line(id)));
+        self.requests
+            .write_awaited(method, self.channel.now, out, line);
     }
 
     /// Writes a request whose reply does not; returns its id.
@@ -309,41 +253,39 @@ impl Loaf {
         out: &mut Effects,
         line: impl FnOnce(u64) -> Vec<u8>,
     ) -> u64 {
-        let id = self.fresh_id();
+        let id = self.requests.write(out, line);
         if self.open_requests.len() >= OPEN {
             self.open_requests.remove(0);
         }
         self.open_requests.push(OpenRequest {
             id,
             pending: wait,
-            sent: self.now,
+            sent: self.channel.now,
         });
-        out.push(Effect::Write(line(id)));
         id
     }
 
     /// Handles a request of the agent: the protocol has none.
     fn handle_request(&self, id: &RequestId, line: &[u8], out: &mut Effects) {
         // Nothing is written before the agent's version is known.
-        if self.phase == Phase::Handshaking {
-            return report_bad_line("out_of_state", line, out);
+        if self.step == Step::Handshaking {
+            return report_bad_line(OUT_OF_STATE, line, out);
         }
-        out.push(Effect::Write(write::not_served(id.json())));
+        out.push(Effect::Write(VERSIONED.method_not_found(id.json())));
     }
 
     /// Handles a reply: to our open request, or to one that is no longer awaited.
     fn handle_reply(
         &mut self,
         id: Option<u64>,
-        outcome: Result<&RawValue, ErrorReply>,
+        outcome: Outcome<'_>,
         line: &[u8],
         out: &mut Effects,
     ) {
         let Some(id) = id else {
             return report_bad_line("unknown_id", line, out);
         };
-        if self.control.is_some_and(|control| control.id == id) {
-            self.control = None;
+        if self.requests.take_reply(id) {
             return self.on_control_reply(outcome, out);
         }
         let Some(at) = self.open_requests.iter().position(|open| open.id == id) else {
@@ -361,18 +303,22 @@ impl Loaf {
         }
     }
 
-    /// Handles the reply to the request that the phase waits for.
-    fn on_control_reply(&mut self, outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
-        match self.phase {
-            Phase::Handshaking => self.on_handshake_reply(outcome, out),
-            Phase::Creating => self.on_session_create_reply(outcome, out),
-            Phase::Loading => self.on_session_get_reply(outcome, out),
-            Phase::Listing => self.on_model_list_reply(outcome, out),
-            Phase::Selecting => self.on_model_select_reply(outcome, out),
-            // Any reply to the shutdown request completes it.
-            Phase::Ready if self.is_shutting_down => out.push(Effect::CloseInput),
-            Phase::Ready => self.on_user_setting_reply(outcome, out),
-            Phase::Closed => {}
+    /// Handles the reply to the request that moves the conversation on.
+    fn on_control_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
+        if self.channel.is_ready() {
+            return if self.channel.is_shutting_down {
+                // Any reply to the shutdown request completes it.
+                out.push(Effect::CloseInput);
+            } else {
+                self.on_user_setting_reply(outcome, out);
+            };
+        }
+        match self.step {
+            Step::Handshaking => self.on_handshake_reply(outcome, out),
+            Step::Creating => self.on_session_create_reply(outcome, out),
+            Step::Loading => self.on_session_get_reply(outcome, out),
+            Step::Listing => self.on_model_list_reply(outcome, out),
+            Step::Selecting => self.on_model_select_reply(outcome, out),
         }
     }
 }

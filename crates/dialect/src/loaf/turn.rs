@@ -4,16 +4,14 @@
 
 use std::time::Instant;
 
-use serde_json::value::RawValue;
-
 use super::message::{self, AckResult, CommandResult, SendResult};
 use super::{Loaf, PendingReply, write};
-use crate::acp::describe_error;
 use crate::driver::Protocol as _;
-use crate::envelope::ErrorReply;
+use crate::jsonrpc::{ErrorReply, Outcome};
 use crate::lenient::parse_object;
+use crate::turn_end::TurnEnd;
 use crate::{DialectError, Effect, Effects, report_bad_line, slash};
-use marshal_model::{ErrorOrigin, Event, TurnOutcome, UntrustedText, Usage};
+use marshal_model::{Event, TurnOutcome, UntrustedText};
 
 /// The command that adds a text to the running turn.
 const STEER: &str = "steer";
@@ -46,24 +44,6 @@ impl Turn {
     }
 }
 
-/// How a turn ended.
-#[derive(Debug)]
-pub(super) struct TurnEnd {
-    pub(super) outcome: TurnOutcome,
-    pub(super) stop_reason: Option<UntrustedText>,
-    pub(super) detail: Option<String>,
-}
-
-impl TurnEnd {
-    pub(super) const fn failure(detail: String) -> Self {
-        Self {
-            outcome: TurnOutcome::Failed,
-            stop_reason: None,
-            detail: Some(detail),
-        }
-    }
-}
-
 impl Loaf {
     pub(super) fn prompt(
         &mut self,
@@ -80,7 +60,7 @@ impl Loaf {
         self.answer_text.begin();
         self.turn = Some(Turn {
             request,
-            sent: self.now,
+            sent: self.channel.now,
             name: None,
             is_started: false,
             is_acknowledged: false,
@@ -95,7 +75,7 @@ impl Loaf {
     pub(super) fn on_send_reply(
         &mut self,
         id: u64,
-        outcome: Result<&RawValue, ErrorReply>,
+        outcome: Outcome<'_>,
         line: &[u8],
         out: &mut Effects,
     ) {
@@ -142,17 +122,13 @@ impl Loaf {
 
     /// Ends the turn with an error that is not a fault of the channel: a busy session is one.
     fn fail_turn(&mut self, error: ErrorReply, out: &mut Effects) {
-        let message = describe_error(&error);
-        out.push(error_effect(error));
+        let message = error.describe();
+        out.push(Effect::Event(error.into_event()));
         self.end_turn(TurnEnd::failure(message), out);
     }
 
     /// Handles the length of the queue in which the prompt waits.
-    pub(super) fn on_queue_list_reply(
-        &self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_queue_list_reply(&self, outcome: Outcome<'_>, out: &mut Effects) {
         let waits = self.turn.as_ref().is_some_and(|turn| turn.is_queued);
         let Some(queued) = outcome
             .ok()
@@ -189,17 +165,14 @@ impl Loaf {
     }
 
     /// The agent's queue was cleared. If the prompt was in it, its turn has ended.
-    pub(super) fn on_queue_clear_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_queue_clear_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let cleared = outcome.map_or(0, message::parse_cleared_count);
         let waited = |turn: &Turn| turn.is_cancelled && !turn.is_started;
         if cleared > 0 && self.turn.as_ref().is_some_and(waited) {
             let end = TurnEnd {
                 outcome: TurnOutcome::Cancelled,
                 stop_reason: None,
+                usage: None,
                 detail: Some("it was taken out of the agent's queue".to_owned()),
             };
             self.end_turn(end, out);
@@ -219,14 +192,10 @@ impl Loaf {
     }
 
     /// Handles the reply to an interrupt. It fails for a turn that has not quite begun.
-    pub(super) fn on_interrupt_reply(
-        &mut self,
-        outcome: Result<&RawValue, ErrorReply>,
-        out: &mut Effects,
-    ) {
+    pub(super) fn on_interrupt_reply(&mut self, outcome: Outcome<'_>, out: &mut Effects) {
         let missed = outcome.is_ok_and(|result| AckResult::parse(result).found_nothing());
         let runs = |turn: &Turn| turn.is_cancelled && turn.is_started;
-        if missed && !self.is_shutting_down && self.turn.as_ref().is_some_and(runs) {
+        if missed && !self.channel.is_shutting_down && self.turn.as_ref().is_some_and(runs) {
             self.interrupt(out);
         }
     }
@@ -245,7 +214,7 @@ impl Loaf {
         out.push(Effect::Event(Event::TurnStarted {
             turn: turn.name.clone().map(UntrustedText::new),
         }));
-        if turn.is_cancelled && !self.is_shutting_down {
+        if turn.is_cancelled && !self.channel.is_shutting_down {
             self.interrupt(out);
         }
     }
@@ -253,17 +222,8 @@ impl Loaf {
     pub(super) fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
         let Some(turn) = self.turn.take() else { return };
         self.calls.clear();
-        let outcome = match end.outcome {
-            TurnOutcome::Failed if turn.is_cancelled => TurnOutcome::Cancelled,
-            outcome => outcome,
-        };
         self.last = turn.name.or_else(|| self.last.take());
-        out.push(Effect::Event(Event::TurnEnded {
-            outcome,
-            stop_reason: end.stop_reason,
-            usage: Usage::default(),
-            detail: end.detail,
-        }));
+        out.push(Effect::Event(end.into_event(turn.is_cancelled)));
     }
 
     /// Runs a command of the agent; `steer` adds a text to the running turn.
@@ -301,7 +261,7 @@ impl Loaf {
     pub(super) fn on_command_reply(
         &mut self,
         command: String,
-        outcome: Result<&RawValue, ErrorReply>,
+        outcome: Outcome<'_>,
         out: &mut Effects,
     ) {
         let result: CommandResult<'_> = match outcome {
@@ -320,7 +280,7 @@ impl Loaf {
         out.push(end);
         if exit {
             // The agent accepts no more input, but stays until its stdin ends.
-            self.is_shutting_down = true;
+            self.channel.is_shutting_down = true;
             out.push(Effect::ExitExpected);
             out.push(Effect::CloseInput);
         }
@@ -328,7 +288,7 @@ impl Loaf {
 }
 
 /// Whether the running turn accepted a text.
-pub(super) fn on_steer_reply(outcome: Result<&RawValue, ErrorReply>, out: &mut Effects) {
+pub(super) fn on_steer_reply(outcome: Outcome<'_>, out: &mut Effects) {
     let is_taken = match outcome {
         Ok(result) => AckResult::parse(result).is_accepted(),
         Err(error) => return report_command_error(error, out),
@@ -352,15 +312,6 @@ pub(super) fn on_steer_reply(outcome: Result<&RawValue, ErrorReply>, out: &mut E
 /// A command ended with an error.
 fn report_command_error(error: ErrorReply, out: &mut Effects) {
     let end = slash::answer_effect(false, &error.message.as_str().into());
-    out.push(error_effect(error));
+    out.push(Effect::Event(error.into_event()));
     out.push(end);
-}
-
-/// An error of the agent as an event.
-fn error_effect(error: ErrorReply) -> Effect {
-    Effect::Event(Event::AgentError {
-        code: error.code.into(),
-        message: error.message.into(),
-        origin: ErrorOrigin::Unknown,
-    })
 }

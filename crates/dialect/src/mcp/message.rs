@@ -4,10 +4,10 @@
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use marshal_model::limits::FOREIGN_ID_BYTES;
+use crate::jsonrpc::{RequestId, present};
 use marshal_wire::json::JsonString;
 
 /// A message of the client.
@@ -15,7 +15,7 @@ use marshal_wire::json::JsonString;
 pub(super) enum Message<'a> {
     /// A request, which needs an answer.
     Request {
-        id: Id,
+        id: RequestId,
         method: Cow<'a, str>,
         params: Option<&'a RawValue>,
     },
@@ -26,33 +26,6 @@ pub(super) enum Message<'a> {
     },
     /// An answer.
     Reply,
-}
-
-/// The id of a request as canonical JSON: `1` and `"1"` are two ids.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Id(String);
-
-impl Id {
-    /// Its JSON text.
-    pub(super) fn json(&self) -> &str {
-        &self.0
-    }
-
-    fn read(raw: &RawValue) -> Option<Self> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Shape {
-            Signed(i64),
-            Unsigned(u64),
-            Text(String),
-        }
-        let id = match serde_json::from_str(raw.get()).ok()? {
-            Shape::Signed(n) => n.to_string(),
-            Shape::Unsigned(n) => n.to_string(),
-            Shape::Text(text) => serde_json::to_string(&text).ok()?,
-        };
-        (id.len() <= FOREIGN_ID_BYTES).then_some(Self(id))
-    }
 }
 
 #[derive(Deserialize)]
@@ -69,10 +42,6 @@ struct Envelope<'a> {
     result: Option<&'a RawValue>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
-}
-
-fn present<'de: 'a, 'a, D: Deserializer<'de>>(reader: D) -> Result<Option<&'a RawValue>, D::Error> {
-    <&RawValue>::deserialize(reader).map(Some)
 }
 
 /// The line as text, if it is JSON at all.
@@ -96,7 +65,8 @@ pub(super) fn read(text: &str) -> Result<Message<'_>, &'static str> {
             params,
         }),
         (Some(method), Some(id)) => Ok(Message::Request {
-            id: Id::read(id).ok_or("the id of a request must be a short string or an integer")?,
+            id: RequestId::read(id)
+                .ok_or("the id of a request must be a short string or an integer")?,
             method: method.0,
             params,
         }),
@@ -106,7 +76,7 @@ pub(super) fn read(text: &str) -> Result<Message<'_>, &'static str> {
 }
 
 /// The id of the request that is cancelled.
-pub(super) fn parse_cancelled_id(params: &RawValue) -> Option<Id> {
+pub(super) fn parse_cancelled_id(params: &RawValue) -> Option<RequestId> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Params<'a> {
@@ -114,7 +84,7 @@ pub(super) fn parse_cancelled_id(params: &RawValue) -> Option<Id> {
         request_id: &'a RawValue,
     }
     let params: Params<'_> = serde_json::from_str(params.get()).ok()?;
-    Id::read(params.request_id)
+    RequestId::read(params.request_id)
 }
 
 /// The member of `_meta` that names the version of a request.

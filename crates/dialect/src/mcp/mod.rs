@@ -17,9 +17,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::jsonrpc::RequestId;
 use marshal_model::limits::{TOOL_BATCH, TOOL_CALLS};
 use marshal_model::{EngineCall, EngineRequest, EngineResult, EngineTool};
-use message::{CAPABILITIES_KEY, Id, Message, VERSION_KEY};
+use message::{CAPABILITIES_KEY, Message, VERSION_KEY};
 pub use write::{INTERNAL, error_line};
 
 /// The call that would be evaluated, if this is one of these tools and its arguments are valid.
@@ -80,7 +81,7 @@ enum Era {
 #[derive(Debug)]
 struct OpenCall {
     number: u64,
-    id: Id,
+    id: RequestId,
     era: Era,
 }
 
@@ -189,7 +190,7 @@ impl Server {
 
     fn handle_request(
         &mut self,
-        id: &Id,
+        id: &RequestId,
         method: &str,
         params: Option<&RawValue>,
         out: &mut Vec<Effect>,
@@ -226,7 +227,7 @@ impl Server {
 
     fn initialize(
         &mut self,
-        id: &Id,
+        id: &RequestId,
         params: Option<&RawValue>,
         out: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
@@ -261,7 +262,7 @@ impl Server {
 
     fn call(
         &mut self,
-        id: &Id,
+        id: &RequestId,
         era: Era,
         params: Option<&RawValue>,
         out: &mut Vec<Effect>,

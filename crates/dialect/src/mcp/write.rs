@@ -6,8 +6,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::message::Id;
 use super::{Effect, Era, Refusal, schema};
+use crate::jsonrpc::RequestId;
 use marshal_model::{ClientErrorKind, EngineResult};
 
 /// The line is not JSON.
@@ -28,7 +28,7 @@ pub(super) const UNSUPPORTED_VERSION: i32 = -32022;
 const VERSION: &str = "marshal/version";
 
 /// The answer to a request: without a handshake it says that it is complete, and who answers.
-pub(super) fn result(id: &Id, era: Era, mut result: Value) -> Effect {
+pub(super) fn result(id: &RequestId, era: Era, mut result: Value) -> Effect {
     if era == Era::Stateless {
         result["resultType"] = "complete".into();
         result["_meta"]["io.modelcontextprotocol/serverInfo"] = schema::server_info();
@@ -36,7 +36,7 @@ pub(super) fn result(id: &Id, era: Era, mut result: Value) -> Effect {
     reply(id, &result)
 }
 
-fn reply(id: &Id, result: &impl Serialize) -> Effect {
+fn reply(id: &RequestId, result: &impl Serialize) -> Effect {
     #[derive(Serialize)]
     struct Reply<'a, T> {
         jsonrpc: &'static str,
@@ -54,12 +54,12 @@ fn reply(id: &Id, result: &impl Serialize) -> Effect {
 }
 
 /// The error answer to a request.
-pub(super) fn error(id: Option<&Id>, code: i32, why: &str) -> Effect {
-    Effect::Write(error_line(id.map(Id::json), code, why))
+pub(super) fn error(id: Option<&RequestId>, code: i32, why: &str) -> Effect {
+    Effect::Write(error_line(id.map(RequestId::json), code, why))
 }
 
 /// The error answer to a refused request.
-pub(super) fn refusal(id: &Id, refusal: &Refusal) -> Effect {
+pub(super) fn refusal(id: &RequestId, refusal: &Refusal) -> Effect {
     let Refusal { code, why, data } = refusal;
     let Some(data) = data else {
         return error(Some(id), *code, why);

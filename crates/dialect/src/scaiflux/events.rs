@@ -5,27 +5,27 @@
 
 use super::message::{
     self, ErrorMessage, Message, PermissionMessage, Ready, SlashResult, StateChanged, TextDelta,
-    ToolResult, ToolStart, TurnComplete, TurnId, TurnStarted,
+    ToolResult, ToolStart, TurnComplete, TurnStarted,
 };
-use super::{PROTOCOL, Phase, Scaiflux, Turn, TurnEnd};
+use super::{PROTOCOL, Phase, Scaiflux};
 use crate::driver::Protocol as _;
-use crate::open_requests::RejectReason;
+use crate::named_turn::Turn;
 use crate::slash::{self, SlashReply};
-use crate::{ChannelError, Effect, Effects, lenient, report_bad_line};
+use crate::turn_end::TurnEnd;
+use crate::{Effect, Effects, OUT_OF_STATE, describe_agent_error, lenient, report_bad_line};
 use marshal_model::limits;
 use marshal_model::{
     AgentClaims, AgentInfo, ErrorOrigin, Event, PermissionRequest, TurnOutcome, UntrustedText,
     Usage,
 };
 
-/// The reason of a line that came in the wrong state.
-const OUT_OF_STATE: &str = "out_of_state";
-
 impl Scaiflux {
     pub(super) fn handle_message(&mut self, message: Message<'_>, line: &[u8], out: &mut Effects) {
         match message {
             Message::Ready(ready) => self.ready(&ready, out),
-            early if self.phase == Phase::Handshaking => self.handle_early_message(early, out),
+            early if self.channel.phase == Phase::Handshaking => {
+                self.handle_early_message(early, out);
+            }
             Message::TurnStarted(started) => self.turn_started(started, line, out),
             Message::TextDelta(text) => self.text_delta(text, line, out),
             Message::ToolStart(start) => self.tool_start(start, line, out),
@@ -46,19 +46,18 @@ impl Scaiflux {
 
     /// The version gate. Only the integer 1 passes, before anything is written.
     fn ready(&mut self, ready: &Ready<'_>, out: &mut Effects) {
-        if self.phase != Phase::Handshaking {
+        if self.channel.phase != Phase::Handshaking {
             return self.fail_protocol("the agent sent ready twice".to_owned(), out);
         }
         let theirs = ready.protocol.map_or("none", |raw| raw.get());
         if theirs != PROTOCOL {
             let theirs = UntrustedText::from(theirs).escape_for_display(40);
-            let ours = PROTOCOL;
-            return self.fail_channel(ChannelError::Version { theirs, ours }, out);
+            return self.fail_version(theirs, out);
         }
         if let Some(fault) = self.mode_guard.check_initial(ready.mode().as_ref()) {
             return self.fail_channel(fault, out);
         }
-        self.phase = Phase::Ready;
+        self.channel.phase = Phase::Ready;
         out.push(Effect::Ready(AgentInfo {
             protocol: PROTOCOL.to_owned(),
             version: ready.version(),
@@ -105,47 +104,22 @@ impl Scaiflux {
         }
     }
 
-    /// Whether an event of this turn belongs to the running one. An event without a turn does, if
-    /// one runs. A turn without a name yet is not the previous one.
-    fn is_current(&self, id: &TurnId<'_>) -> bool {
-        match (&self.turn, id.0.as_deref()) {
-            (Turn::None, _) => false,
-            (Turn::Running(Some(ours)), Some(theirs)) => ours == theirs,
-            (Turn::Running(None) | Turn::Sent, Some(theirs)) => {
-                self.last.id.as_deref() != Some(theirs)
-            }
-            (Turn::Running(_) | Turn::Sent, None) => true,
-        }
-    }
-
-    /// The same for an event that shows that the turn continues: it names the turn, if that has no
-    /// name.
-    fn note_turn_activity(&mut self, id: &TurnId<'_>) -> bool {
-        let is_it = self.is_current(id);
-        if let (Turn::Running(name @ None), Some(id), true) =
-            (&mut self.turn, id.0.as_deref(), is_it)
-        {
-            *name = Some(id.to_owned());
-        }
-        is_it
-    }
-
     fn turn_started(&mut self, started: TurnStarted<'_>, line: &[u8], out: &mut Effects) {
-        if self.turn != Turn::Sent {
+        if self.turn.state != Turn::Sent {
             return report_bad_line(OUT_OF_STATE, line, out);
         }
         let id = started.turn_id.0.map(std::borrow::Cow::into_owned);
         out.push(Effect::Event(Event::TurnStarted {
             turn: id.clone().map(UntrustedText::new),
         }));
-        self.turn = Turn::Running(id);
-        if self.cancelling && !self.is_shutting_down {
+        self.turn.state = Turn::Running(id);
+        if self.cancelling && !self.channel.is_shutting_down {
             out.push(Effect::Write(message::interrupt()));
         }
     }
 
     fn text_delta(&mut self, text: TextDelta<'_>, line: &[u8], out: &mut Effects) {
-        if !self.note_turn_activity(&text.turn_id) {
+        if !self.turn.note_activity(text.turn_id.0.as_deref()) {
             return report_bad_line(OUT_OF_STATE, line, out);
         }
         out.push(Effect::Event(Event::Text {
@@ -154,7 +128,7 @@ impl Scaiflux {
     }
 
     fn tool_start(&mut self, start: ToolStart<'_>, line: &[u8], out: &mut Effects) {
-        if !self.note_turn_activity(&start.turn_id) {
+        if !self.turn.note_activity(start.turn_id.0.as_deref()) {
             report_bad_line(OUT_OF_STATE, line, out);
         }
         out.push(Effect::Event(Event::ToolStart {
@@ -165,7 +139,7 @@ impl Scaiflux {
     }
 
     fn tool_result(&mut self, result: ToolResult<'_>, line: &[u8], out: &mut Effects) {
-        if !self.note_turn_activity(&result.turn_id) {
+        if !self.turn.note_activity(result.turn_id.0.as_deref()) {
             report_bad_line(OUT_OF_STATE, line, out);
         }
         let took = result.call_duration();
@@ -187,26 +161,16 @@ impl Scaiflux {
         if self.is_winding_down() {
             return report_bad_line(OUT_OF_STATE, line, out);
         }
-        if self.turn == Turn::None && !self.slash.is_open() {
+        if self.turn.is_none() && !self.slash.is_open() {
             report_bad_line(OUT_OF_STATE, line, out);
             return self.deny_at_once(id, "no turn is running", out);
         }
         let key = match self.open_requests.open(&mut self.ids, id, ()) {
             Ok(key) => key,
             Err(clash) => {
-                let (reason, message) = match clash {
-                    RejectReason::Duplicate => ("duplicate_id", "this request id was used before"),
-                    RejectReason::TooMany => {
-                        ("too_many_asks", "too many permission requests are open")
-                    }
-                    RejectReason::LongId => ("bad_shape", "the request id is too long"),
-                };
-                report_bad_line(reason, line, out);
-                self.deny_at_once(id, message, out);
-                if clash == RejectReason::TooMany {
-                    self.count_excess_request(out);
-                }
-                return;
+                report_bad_line(clash.as_str(), line, out);
+                self.deny_at_once(id, clash.describe(), out);
+                return self.count_rejection(clash, out);
             }
         };
         let details = request.details.unwrap_or_default();
@@ -226,23 +190,10 @@ impl Scaiflux {
         }));
     }
 
-    /// Counts a request that was denied because too many are open.
-    fn count_excess_request(&mut self, out: &mut Effects) {
-        self.excess_requests = self.excess_requests.saturating_add(1);
-        if self.excess_requests > limits::EXCESS_PERMISSION_REQUESTS {
-            let most = limits::OPEN_PERMISSION_REQUESTS;
-            let message = format!("the agent keeps sending requests while {most} of them are open");
-            self.fail_protocol(message, out);
-        }
-    }
-
     fn turn_complete(&mut self, complete: TurnComplete<'_>, line: &[u8], out: &mut Effects) {
-        let current = self.is_current(&complete.turn_id);
-        let late = self.turn == Turn::None
-            && std::mem::take(&mut self.last.ended_by_error)
-            && (complete.turn_id.0.is_none()
-                || complete.turn_id.0.as_deref() == self.last.id.as_deref());
-        if !current && !late {
+        let id = complete.turn_id.0.as_deref();
+        let current = self.turn.is_current(id);
+        if !current && !self.turn.take_late_end(id) {
             return report_bad_line(OUT_OF_STATE, line, out);
         }
         let (mutations, beyond) = complete.mutations();
@@ -259,18 +210,17 @@ impl Scaiflux {
         }
         let most = limits::TURN_MUTATIONS;
         let end = TurnEnd {
-            turn: complete.turn_id.0.map(std::borrow::Cow::into_owned),
             outcome: outcome(complete.stop_reason.as_deref()),
             stop_reason: complete.stop_reason.map(UntrustedText::new),
-            usage: Usage {
+            usage: Some(Usage {
                 input: complete.input_tokens.0,
                 output: complete.output_tokens.0,
-            },
+            }),
             detail: (beyond > 0).then(|| {
                 format!("only the first {most} changed files are listed; {beyond} more are not")
             }),
         };
-        self.end_turn(end, out);
+        self.end_turn(end, complete.turn_id.0.as_deref(), out);
     }
 
     fn slash_result(&mut self, result: SlashResult<'_>, line: &[u8], out: &mut Effects) {
@@ -284,8 +234,8 @@ impl Scaiflux {
             }
             return;
         }
-        if self.turn == Turn::None {
-            self.withdraw_requests(out);
+        if self.turn.is_none() {
+            self.open_requests.withdraw_all(out);
         }
         let clear_session = result.clear_session.unwrap_or(false);
         let exit = result.exit.unwrap_or(false);
@@ -308,18 +258,18 @@ impl Scaiflux {
             out.push(end);
         }
         if exit {
-            self.is_shutting_down = true;
+            self.channel.is_shutting_down = true;
             out.push(Effect::ExitExpected);
         }
     }
 
     fn error(&mut self, error: ErrorMessage<'_>, out: &mut Effects) {
-        let ends = match (&self.turn, &error.turn_id.0) {
+        let ends = match (&self.turn.state, &error.turn_id.0) {
             (Turn::None, _) | (Turn::Running(_), None) => false,
             (Turn::Sent, None) => true,
-            (_, Some(_)) => self.is_current(&error.turn_id),
+            (_, Some(_)) => self.turn.is_current(error.turn_id.0.as_deref()),
         };
-        let is_of_slash = self.turn == Turn::None
+        let is_of_slash = self.turn.is_none()
             && error.turn_id.0.is_none()
             && self.slash.finish() == SlashReply::Expected;
         let turn = error.turn_id.0.as_deref().map(str::to_owned);
@@ -330,12 +280,8 @@ impl Scaiflux {
             out.push(slash::answer_effect(false, &words.into()));
         }
         if ends {
-            let end = TurnEnd {
-                turn,
-                ..TurnEnd::failure(text)
-            };
-            self.end_turn(end, out);
-            self.last.ended_by_error = true;
+            self.end_turn(TurnEnd::failure(text), turn.as_deref(), out);
+            self.turn.expect_late_end();
         }
     }
 }
@@ -365,18 +311,9 @@ fn state_changed(state: StateChanged) -> Event {
 fn error_event(error: ErrorMessage<'_>) -> (Event, String) {
     let code = UntrustedText::new(error.code.unwrap_or_default());
     let message = UntrustedText::new(error.message.unwrap_or_default());
-    let text = format!(
-        "the agent reported error {}: {}",
-        code.escape_for_display(80),
-        message.escape_for_display(300)
-    );
-    let event = Event::AgentError {
-        code,
-        message,
-        origin: error
-            .origin
-            .and_then(|word| ErrorOrigin::parse(&word))
-            .unwrap_or(ErrorOrigin::Unknown),
-    };
-    (event, text)
+    let origin = error
+        .origin
+        .and_then(|word| ErrorOrigin::parse(&word))
+        .unwrap_or(ErrorOrigin::Unknown);
+    describe_agent_error(code, message, origin)
 }

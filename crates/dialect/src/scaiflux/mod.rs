@@ -34,12 +34,14 @@ mod message;
 
 use std::time::Instant;
 
-use super::driver::Protocol;
+use super::driver::{ChannelState, Phase, Protocol};
 use super::mode_guard::ModeGuard;
+use super::named_turn::NamedTurn;
 use super::open_requests::{OpenRequests, RequestIds};
 use super::slash::{self, SlashReply, SlashTracker};
+use super::turn_end::TurnEnd;
 use super::{Command, DialectError, Effect, Effects, OpenParams};
-use marshal_model::{Event, PermissionResponse, TurnOutcome, UntrustedText, Usage};
+use marshal_model::PermissionResponse;
 use marshal_wire::json::{self, BadFrame};
 
 /// Our protocol version, as `ready.protocol` writes it.
@@ -53,109 +55,55 @@ const MODES: [&str; 4] = [
     "danger-full-access",
 ];
 
-/// The phase of the channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
-    /// Waits for `ready`.
-    #[default]
-    Handshaking,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended: nothing is read or written any more.
-    Closed,
-}
-
-/// The turn.
-#[derive(Debug, PartialEq, Eq, Default)]
-enum Turn {
-    /// No turn.
-    #[default]
-    None,
-    /// The prompt was written; `turn_started` has not arrived.
-    Sent,
-    /// The turn runs, under the agent's name for it, if it has one.
-    Running(Option<String>),
-}
-
-/// The turn that ended last, so that its late events are recognized.
-#[derive(Debug, Default)]
-struct LastTurn {
-    id: Option<String>,
-    /// Whether an `error` ended it; its `turn_complete` may follow.
-    ended_by_error: bool,
-}
-
 /// One channel that speaks ScaiFlux.
 #[derive(Debug, Default)]
 pub struct Scaiflux {
-    phase: Phase,
-    turn: Turn,
+    channel: ChannelState,
+    turn: NamedTurn,
     /// Whether the turn was interrupted.
     cancelling: bool,
-    last: LastTurn,
     slash: SlashTracker,
     mode_guard: ModeGuard,
-    /// Whether `shutdown` was written.
-    is_shutting_down: bool,
     ids: RequestIds,
     open_requests: OpenRequests<()>,
-    /// Lines that were not messages.
-    bad_lines: u32,
-    /// Requests that were denied because too many were open.
-    excess_requests: u32,
 }
 
 impl Protocol for Scaiflux {
+    const VERSION: &'static str = PROTOCOL;
+
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     /// Writes nothing: the agent sends the first message.
     fn start(&mut self, opening: &OpenParams, _out: &mut Effects) {
         self.slash = SlashTracker::new(opening.control_timeout);
         self.mode_guard = ModeGuard::new(opening, &MODES);
     }
 
-    fn handle_line(&mut self, line: &[u8], _now: Instant, out: &mut Effects) {
-        let (object, tag) =
-            match json::expect_object(line).and_then(|o| Ok((o, json::read_tag(o)?))) {
-                Ok(found) => found,
-                Err(bad) => return self.count_bad_line(bad, line, out),
-            };
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
+        let tag = json::read_tag(object)?;
         match message::read(&tag, object) {
-            Ok(message) => self.handle_message(message, line, out),
             Err(BadFrame::Shape) => self.handle_bad_shape(&tag, object, out),
-            Err(bad) => self.count_bad_line(bad, line, out),
+            message => self.handle_message(message?, line, out),
         }
+        Ok(())
     }
 
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
-    }
-
-    fn carry_out(
-        &mut self,
-        command: Command,
-        now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         match command {
-            Command::Prompt { .. } if self.turn != Turn::None => return Err(DialectError::Busy),
+            Command::Prompt { .. } if !self.turn.is_none() => return Err(DialectError::Busy),
             Command::Prompt { text, .. } => {
-                self.turn = Turn::Sent;
-                self.last.ended_by_error = false;
+                self.turn.start();
                 out.push(Effect::Write(message::prompt(&text)));
             }
             Command::Slash { command, args } => {
-                self.slash.start(self.turn != Turn::None, now)?;
+                self.slash.start(!self.turn.is_none(), self.channel.now)?;
                 out.push(Effect::Write(message::slash(&command, &args)));
             }
             Command::Cancel => self.cancel(out),
@@ -177,14 +125,12 @@ impl Protocol for Scaiflux {
     }
 
     fn shut_down(&mut self, out: &mut Effects) {
-        self.is_shutting_down = true;
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         out.push(Effect::Write(message::shutdown()));
     }
 
-    fn close(&mut self, out: &mut Effects) {
-        self.withdraw_requests(out);
-        self.phase = Phase::Closed;
+    fn on_close(&mut self, out: &mut Effects) {
+        self.open_requests.withdraw_all(out);
     }
 
     fn due(&self) -> Option<Instant> {
@@ -201,15 +147,15 @@ impl Scaiflux {
     fn handle_bad_shape(&mut self, tag: &str, object: &str, out: &mut Effects) {
         self.count_bad_line(BadFrame::Shape, object.as_bytes(), out);
         match tag {
-            _ if self.phase == Phase::Closed => {}
+            _ if self.channel.is_closed() => {}
             "ready" => {
                 self.fail_protocol("the agent's ready message cannot be read".to_owned(), out);
             }
-            "turn_complete" if self.turn != Turn::None => {
+            "turn_complete" if !self.turn.is_none() => {
                 let detail = "the agent's turn_complete cannot be read".to_owned();
-                self.end_turn(TurnEnd::failure(detail), out);
+                self.end_turn(TurnEnd::failure(detail), None, out);
             }
-            "permission_request" if self.phase == Phase::Ready && !self.is_winding_down() => {
+            "permission_request" if self.channel.is_ready() && !self.is_winding_down() => {
                 if let Some(id) = message::parse_request_id(object) {
                     self.deny_at_once(&id, "the permission request cannot be read", out);
                 }
@@ -229,72 +175,31 @@ impl Scaiflux {
 
     /// Cancels the running turn. Does nothing if none runs, or if it is already cancelled.
     fn cancel(&mut self, out: &mut Effects) {
-        if self.turn == Turn::None || self.cancelling {
+        if self.turn.is_none() || self.cancelling {
             return;
         }
         self.cancelling = true;
-        self.withdraw_requests(out);
+        self.open_requests.withdraw_all(out);
         out.push(Effect::Write(message::interrupt()));
     }
 
     /// Whether the agent is stopping or its turn is being cancelled.
     const fn is_winding_down(&self) -> bool {
-        self.cancelling || self.is_shutting_down
+        self.cancelling || self.channel.is_shutting_down
     }
 
-    /// Ends every open request without an answer.
-    fn withdraw_requests(&mut self, out: &mut Effects) {
-        let open = self.open_requests.close_all().into_iter();
-        out.extend(open.map(|(key, ())| Effect::RequestWithdrawn(key)));
-    }
-
-    fn end_turn(&mut self, end: TurnEnd, out: &mut Effects) {
-        self.withdraw_requests(out);
-        let named = match std::mem::take(&mut self.turn) {
-            Turn::Running(id) => id,
-            Turn::None | Turn::Sent => None,
-        };
-        self.last.id = named.or(end.turn);
+    /// Ends the turn; `id` is its name as the ending message gives it.
+    fn end_turn(&mut self, end: TurnEnd, id: Option<&str>, out: &mut Effects) {
+        self.open_requests.withdraw_all(out);
+        self.turn.end(id);
         let was_cancelling = std::mem::take(&mut self.cancelling);
-        let outcome = match end.outcome {
-            TurnOutcome::Failed if was_cancelling => TurnOutcome::Cancelled,
-            outcome => outcome,
-        };
-        out.push(Effect::Event(Event::TurnEnded {
-            outcome,
-            stop_reason: end.stop_reason,
-            usage: end.usage,
-            detail: end.detail,
-        }));
+        out.push(Effect::Event(end.into_event(was_cancelling)));
     }
 
     /// Denies a request without asking anybody.
     fn deny_at_once(&mut self, id: &str, reason: &str, out: &mut Effects) {
-        let open = self.open_requests.close(id);
-        out.extend(open.map(|(key, ())| Effect::RequestWithdrawn(key)));
+        self.open_requests.withdraw(id, out);
         let answer = PermissionResponse::Deny(reason.to_owned());
         out.push(Effect::Write(message::permission_response(id, &answer)));
-    }
-}
-
-/// How a turn ended.
-struct TurnEnd {
-    /// The turn's id as the ending message gives it.
-    turn: Option<String>,
-    outcome: TurnOutcome,
-    stop_reason: Option<UntrustedText>,
-    usage: Usage,
-    detail: Option<String>,
-}
-
-impl TurnEnd {
-    fn failure(detail: String) -> Self {
-        Self {
-            turn: None,
-            outcome: TurnOutcome::Failed,
-            stop_reason: None,
-            usage: Usage::default(),
-            detail: Some(detail),
-        }
     }
 }

@@ -22,8 +22,10 @@ mod message;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::driver::Protocol;
-use super::{ChannelError, Command, DialectError, Effect, Effects, OpenParams, report_bad_line};
+use super::driver::{ChannelState, Phase, Protocol};
+use super::{
+    ChannelError, Command, DialectError, Effect, Effects, OUT_OF_STATE, OpenParams, report_bad_line,
+};
 use marshal_config as config;
 use marshal_model::limits;
 use marshal_model::{AgentInfo, Event, TurnOutcome, UntrustedText, Usage};
@@ -38,18 +40,6 @@ const VERSION: &str = "1";
 const SILENCE: Duration = Duration::from_secs(30);
 /// How many signs of life may be missing.
 const MISSED: u32 = 6;
-
-/// The phase of the channel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Phase {
-    /// The carrier has sent no hello, or its Runner does not exist.
-    #[default]
-    Handshaking,
-    /// Prompts may be sent.
-    Ready,
-    /// Failed or ended.
-    Closed,
-}
 
 /// The carrier's identity.
 #[derive(Debug)]
@@ -77,7 +67,7 @@ struct Turn {
 /// One channel of the file control plane.
 #[derive(Debug, Default)]
 pub struct Skillpilot {
-    phase: Phase,
+    channel: ChannelState,
     runner_config: Arc<config::Runner>,
     resume: Option<UntrustedText>,
     carrier: Option<Carrier>,
@@ -86,27 +76,32 @@ pub struct Skillpilot {
     /// Whether it has given a sign of life.
     is_alive: bool,
     turn: Option<Turn>,
-    is_shutting_down: bool,
     lease_due: Option<Instant>,
     silence_due: Option<Instant>,
-    bad_lines: u32,
 }
 
 impl Protocol for Skillpilot {
+    const PEER: &'static str = "carrier";
+    const VERSION: &'static str = VERSION;
+
+    fn channel(&self) -> &ChannelState {
+        &self.channel
+    }
+
+    fn channel_mut(&mut self) -> &mut ChannelState {
+        &mut self.channel
+    }
+
     /// Writes nothing: the carrier sends the first message.
     fn start(&mut self, opening: &OpenParams, _out: &mut Effects) {
         self.runner_config = Arc::clone(&opening.runner);
         self.resume = opening.resume.clone();
     }
 
-    fn handle_line(&mut self, line: &[u8], now: Instant, out: &mut Effects) {
-        let (object, tag) =
-            match json::expect_object(line).and_then(|o| Ok((o, json::read_tag(o)?))) {
-                Ok(found) => found,
-                Err(bad) => return self.count_bad_line(bad, line, out),
-            };
+    fn handle_line(&mut self, line: &[u8], out: &mut Effects) -> Result<(), BadFrame> {
+        let object = json::expect_object(line)?;
+        let tag = json::read_tag(object)?;
         match message::read(&tag, object) {
-            Ok(message) => self.handle_message(message, line, now, out),
             Err(BadFrame::Shape) if &*tag == "hello" && self.carrier.is_none() => {
                 self.count_bad_line(BadFrame::Shape, line, out);
                 self.fail_protocol("the carrier's hello cannot be read".to_owned(), out);
@@ -120,34 +115,12 @@ impl Protocol for Skillpilot {
                     out,
                 );
             }
-            Err(bad) => self.count_bad_line(bad, line, out),
+            message => self.handle_message(message?, line, out),
         }
+        Ok(())
     }
 
-    const PEER: &'static str = "carrier";
-
-    fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
-    }
-
-    fn is_shutting_down(&self) -> bool {
-        self.is_shutting_down
-    }
-
-    fn is_closed(&self) -> bool {
-        self.phase == Phase::Closed
-    }
-
-    fn bad_lines(&mut self) -> &mut u32 {
-        &mut self.bad_lines
-    }
-
-    fn carry_out(
-        &mut self,
-        command: Command,
-        now: Instant,
-        out: &mut Effects,
-    ) -> Result<(), DialectError> {
+    fn carry_out(&mut self, command: Command, out: &mut Effects) -> Result<(), DialectError> {
         match command {
             Command::Prompt { .. } if self.turn.is_some() => Err(DialectError::Busy),
             Command::Prompt { text, .. } => self.prompt(&text, out),
@@ -165,11 +138,10 @@ impl Protocol for Skillpilot {
             }
             Command::Goodbye => Ok(()),
         }
-        .inspect(|()| self.record_activity(now))
+        .inspect(|()| self.record_activity())
     }
 
     fn shut_down(&mut self, out: &mut Effects) {
-        self.is_shutting_down = true;
         if self
             .carrier
             .as_ref()
@@ -182,8 +154,8 @@ impl Protocol for Skillpilot {
         }
     }
 
-    fn close(&mut self, _out: &mut Effects) {
-        self.phase = Phase::Closed;
+    fn on_close(&mut self, _out: &mut Effects) {
+        self.channel.phase = Phase::Closed;
         self.lease_due = None;
         self.silence_due = None;
     }
@@ -195,7 +167,7 @@ impl Protocol for Skillpilot {
 
     fn handle_due(&mut self, now: Instant, out: &mut Effects) {
         if self.lease_due.is_some_and(|at| at <= now) {
-            self.lease(now, out);
+            self.lease(out);
         }
         if self.turn.is_none() && self.silence_due.is_some_and(|at| at <= now) {
             let silence = self.silence().as_secs();
@@ -206,35 +178,29 @@ impl Protocol for Skillpilot {
 }
 
 impl Skillpilot {
-    fn handle_message(
-        &mut self,
-        message: Message<'_>,
-        line: &[u8],
-        now: Instant,
-        out: &mut Effects,
-    ) {
+    fn handle_message(&mut self, message: Message<'_>, line: &[u8], out: &mut Effects) {
         if let Message::Hello(hello) = message {
-            return self.hello(&hello, now, out);
+            return self.hello(&hello, out);
         }
         if self.carrier.is_none() {
             let problem = "the carrier sent something before its hello".to_owned();
             return self.fail_protocol(problem, out);
         }
-        self.record_activity(now);
+        self.record_activity();
         match message {
             Message::Hello(_) => {}
             Message::Output { command, text } => {
                 if self.is_current(&command) {
                     out.push(Effect::Event(Event::Text { delta: text.into() }));
                 } else {
-                    report_bad_line("out_of_state", line, out);
+                    report_bad_line(OUT_OF_STATE, line, out);
                 }
             }
             Message::Result { command, content } => {
                 if self.is_current(&command) {
                     self.result(content, out);
                 } else {
-                    report_bad_line("out_of_state", line, out);
+                    report_bad_line(OUT_OF_STATE, line, out);
                 }
             }
             Message::State(phase) => {
@@ -254,20 +220,14 @@ impl Skillpilot {
     }
 
     /// The version gate. Only the integer 1 passes, before anything is written.
-    fn hello(&mut self, hello: &Hello<'_>, now: Instant, out: &mut Effects) {
+    fn hello(&mut self, hello: &Hello<'_>, out: &mut Effects) {
         if self.carrier.is_some() {
             return self.fail_protocol("the carrier sent hello twice".to_owned(), out);
         }
         let theirs = hello.protocol.map_or("none", |raw| raw.get());
         if theirs != VERSION {
             let theirs = UntrustedText::from(theirs).escape_for_display(40);
-            return self.fail_channel(
-                ChannelError::Version {
-                    theirs,
-                    ours: VERSION,
-                },
-                out,
-            );
+            return self.fail_version(theirs, out);
         }
         let Some(parts) = hello.parts() else {
             return self.fail_protocol("the carrier's hello cannot be read".to_owned(), out);
@@ -288,9 +248,9 @@ impl Skillpilot {
         }
         let wants_lease = carrier.is_runner || self.runner_config.lease.is_some();
         self.carrier = Some(carrier);
-        self.record_activity(now);
+        self.record_activity();
         if wants_lease {
-            self.lease(now, out);
+            self.lease(out);
         }
     }
 
@@ -299,10 +259,10 @@ impl Skillpilot {
             return;
         };
         let there = self.is_working && (carrier.is_runner || self.is_alive);
-        if self.phase != Phase::Handshaking || !there || self.is_shutting_down {
+        if self.channel.phase != Phase::Handshaking || !there || self.channel.is_shutting_down {
             return;
         }
-        self.phase = Phase::Ready;
+        self.channel.phase = Phase::Ready;
         out.push(Effect::Ready(AgentInfo {
             protocol: PROTOCOL.to_string(),
             version: carrier.version.clone(),
@@ -318,8 +278,8 @@ impl Skillpilot {
     }
 
     /// Records a sign of life.
-    fn record_activity(&mut self, now: Instant) {
-        self.silence_due = Some(now + self.silence());
+    fn record_activity(&mut self) {
+        self.silence_due = self.channel.now.map(|now| now + self.silence());
     }
 
     fn silence(&self) -> Duration {
@@ -361,9 +321,9 @@ impl Skillpilot {
     }
 
     /// Writes a lease.
-    fn lease(&mut self, now: Instant, out: &mut Effects) {
+    fn lease(&mut self, out: &mut Effects) {
         let term = self.runner_config.lease.unwrap_or(config::RUNNER_LEASE);
-        self.lease_due = Some(now + term / 3);
+        self.lease_due = self.channel.now.map(|now| now + term / 3);
         if let Some(carrier) = &self.carrier {
             out.push(Effect::Write(message::lease(&carrier.id_prefix, term)));
         }

@@ -3,14 +3,13 @@
 //! Must not know when they may be sent. Source: Agent Client Protocol, schema version 1.
 
 use serde::Serialize;
-use serde_json::value::RawValue;
 
-use crate::acp::write;
+pub(super) use crate::jsonrpc::INVALID_PARAMS;
+use crate::jsonrpc::{Nothing, VERSIONED as RPC};
 use marshal_model::{ClientMethod, ClientOutput, ExitStatus, TerminalExit};
 
 /// Error codes of JSON-RPC and of ACP.
 pub(super) const INVALID_REQUEST: i32 = -32600;
-pub(super) const INVALID_PARAMS: i32 = -32602;
 pub(super) const INTERNAL: i32 = -32603;
 pub(super) const NOT_FOUND: i32 = -32002;
 pub(super) const CANCELLED: i32 = -32800;
@@ -49,16 +48,6 @@ const SIGNALS: &[&str] = &[
     "SIGPWR",
     "SIGSYS",
 ];
-
-#[derive(Serialize)]
-struct Reply<'a, T> {
-    jsonrpc: &'static str,
-    id: &'a RawValue,
-    result: T,
-}
-
-#[derive(Serialize)]
-struct Nothing {}
 
 #[derive(Serialize)]
 struct Text<'a> {
@@ -112,9 +101,11 @@ fn exit(of: TerminalExit) -> Exit {
 pub(super) fn success(id: &str, method: ClientMethod, done: &ClientOutput) -> Vec<u8> {
     match (method, done) {
         (_, ClientOutput::Text(content) | ClientOutput::Read { text: content, .. }) => {
-            reply(id, Text { content })
+            RPC.result(id, Text { content })
         }
-        (_, ClientOutput::Terminal(terminal_id)) => reply(id, CreateTerminalResult { terminal_id }),
+        (_, ClientOutput::Terminal(terminal_id)) => {
+            RPC.result(id, CreateTerminalResult { terminal_id })
+        }
         (
             _,
             ClientOutput::Output {
@@ -122,7 +113,7 @@ pub(super) fn success(id: &str, method: ClientMethod, done: &ClientOutput) -> Ve
                 truncated,
                 exit: of,
             },
-        ) => reply(
+        ) => RPC.result(
             id,
             TerminalOutputResult {
                 output: text,
@@ -130,10 +121,10 @@ pub(super) fn success(id: &str, method: ClientMethod, done: &ClientOutput) -> Ve
                 exit_status: of.map(exit),
             },
         ),
-        (ClientMethod::TerminalWait, ClientOutput::Exited(of)) => reply(id, exit(*of)),
+        (ClientMethod::TerminalWait, ClientOutput::Exited(of)) => RPC.result(id, exit(*of)),
         // A client that ends a command does not get its exit status.
         (_, ClientOutput::Empty | ClientOutput::Written(_) | ClientOutput::Exited(_)) => {
-            reply(id, Nothing {})
+            RPC.result(id, Nothing {})
         }
     }
 }
@@ -146,24 +137,7 @@ pub(super) fn elicited(id: &str, action: &str, content: Option<&serde_json::Valu
         #[serde(skip_serializing_if = "Option::is_none")]
         content: Option<&'a serde_json::Value>,
     }
-    reply(id, Elicited { action, content })
-}
-
-/// Answers a request with an error.
-pub(super) fn error(id: &str, code: i32, message: &str) -> Vec<u8> {
-    write::error(id, code, message)
-}
-
-fn reply(id: &str, result: impl Serialize) -> Vec<u8> {
-    // Ids were read from JSON and are canonical JSON again.
-    let Ok(id) = serde_json::from_str::<&RawValue>(id) else {
-        return Vec::new();
-    };
-    write::line(&Reply {
-        jsonrpc: "2.0",
-        id,
-        result,
-    })
+    RPC.result(id, Elicited { action, content })
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::lenient::parse_object;
 use marshal_model::limits;
+use marshal_model::{ErrorOrigin, Event, UntrustedText};
 use marshal_wire::json::{BadFrame, JsonString};
 
 /// A message of the agent.
@@ -31,9 +32,12 @@ pub(crate) enum Message<'a> {
     /// The answer to a request of ours; `id` is `None` if it names none that could be ours.
     Reply {
         id: Option<u64>,
-        outcome: Result<&'a RawValue, ErrorReply>,
+        outcome: Outcome<'a>,
     },
 }
+
+/// The result of a request of ours, or the error.
+pub(crate) type Outcome<'a> = Result<&'a RawValue, ErrorReply>;
 
 /// The id of an agent's request as canonical JSON: `1` and `"1"` are two ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +87,31 @@ impl ErrorReply {
         message.contains("version") || message.contains("protocol") || data.contains("supported")
     }
 
+    /// The error in one sentence.
+    pub(crate) fn describe(&self) -> String {
+        let data = self.data.as_deref().map(UntrustedText::from);
+        let data = data.map_or_else(String::new, |data| {
+            format!(" ({})", data.escape_for_display(200))
+        });
+        format!("{}{data}", self.describe_without_data())
+    }
+
+    /// The same, but for its data.
+    pub(crate) fn describe_without_data(&self) -> String {
+        let code = UntrustedText::from(self.code.as_str()).escape_for_display(40);
+        let message = UntrustedText::from(self.message.as_str()).escape_for_display(300);
+        format!("the agent reported error {code}: {message}")
+    }
+
+    /// The event that reports it.
+    pub(crate) fn into_event(self) -> Event {
+        Event::AgentError {
+            code: self.code.into(),
+            message: self.message.into(),
+            origin: ErrorOrigin::Unknown,
+        }
+    }
+
     /// Reads an error of any shape. Unreadable parts are skipped.
     fn read(raw: &RawValue) -> Self {
         #[derive(Deserialize)]
@@ -129,7 +158,10 @@ struct Envelope<'a> {
     error: Option<&'a RawValue>,
 }
 
-fn present<'de: 'a, 'a, D: Deserializer<'de>>(reader: D) -> Result<Option<&'a RawValue>, D::Error> {
+/// Reads a member that counts as present even if it is `null`.
+pub(crate) fn present<'de: 'a, 'a, D: Deserializer<'de>>(
+    reader: D,
+) -> Result<Option<&'a RawValue>, D::Error> {
     <&RawValue>::deserialize(reader).map(Some)
 }
 
@@ -179,6 +211,98 @@ mod tests {
         match read(line) {
             Ok(Message::Request { id, .. }) => id.0,
             other => format!("{other:?}"),
+        }
+    }
+
+    /// A message in short, or why the line is none.
+    fn summary(line: &str) -> String {
+        let raw = |raw: Option<&RawValue>| raw.map_or("-", RawValue::get).to_owned();
+        match read(line) {
+            Ok(Message::Request { id, method, params }) => {
+                format!("request {} {method} {}", id.json(), raw(params))
+            }
+            Ok(Message::Notification { method, params }) => {
+                format!("notification {method} {}", raw(params))
+            }
+            Ok(Message::Reply { id, outcome }) => {
+                let id = id.map_or_else(|| "-".to_owned(), |id| id.to_string());
+                match outcome {
+                    Ok(result) => format!("result {id} {}", result.get()),
+                    Err(error) => format!("error {id} {} {}", error.code, error.message),
+                }
+            }
+            Err(bad) => bad.as_str().to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_members_decide_what_a_message_is_with_and_without_the_version() {
+        for (members, wanted) in [
+            (
+                r#""id":1,"method":"m","params":{"a":1}"#,
+                r#"request 1 m {"a":1}"#,
+            ),
+            (r#""id":"a","method":"m""#, r#"request "a" m -"#),
+            (r#""method":"m","params":[1, 2]"#, "notification m [1, 2]"),
+            (r#""method":"m","params":null"#, "notification m null"),
+            (r#""id":null,"method":"m""#, "notification m -"),
+            (r#""method":"a\u002fb""#, "notification a/b -"),
+            // A method counts before a result or an error.
+            (r#""id":1,"method":"m","result":1"#, "request 1 m -"),
+            (r#""method":"m","error":{}"#, "notification m -"),
+            // One that is `null` is none.
+            (r#""id":1,"method":null,"result":1"#, "result 1 1"),
+            (r#""id":7,"result":{"a":1}"#, r#"result 7 {"a":1}"#),
+            (r#""id":-7,"result":true"#, "result - true"),
+            (r#""id":[],"result":null"#, "result - null"),
+            (
+                r#""id":7,"error":{"code":-1,"message":"no"}"#,
+                "error 7 -1 no",
+            ),
+            (
+                r#""id":7,"error":{"code":"x"},"result":1"#,
+                "error 7 \"x\" ",
+            ),
+            (r#""id":7,"error":["a"]"#, r#"error 7  ["a"]"#),
+            (
+                r#""more":{"method":1},"more":2,"method":"m""#,
+                "notification m -",
+            ),
+            (r#""id":7"#, "bad_shape"),
+            (r#""id":7,"error":null"#, "bad_shape"),
+            (r#""method":1"#, "bad_shape"),
+            (r#""method":"m","method":"m""#, "bad_shape"),
+            (r#""method":"m","params":1,"params":1"#, "bad_shape"),
+            (r#""id":{},"method":"m""#, "bad_shape"),
+            (r#""method":"m","#, "bad_json"),
+            (r#""method":"m"}, {"#, "bad_json"),
+        ] {
+            for version in ["", r#""jsonrpc":"2.0","#, r#""jsonrpc":1,"jsonrpc":2,"#] {
+                let line = format!("{{{version}{members}}}");
+                assert_eq!(summary(&line), wanted, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_is_described_in_one_sentence() {
+        for (error, brief, data) in [
+            ("{}", "the agent reported error : ", ""),
+            (
+                r#"{"code":-1,"message":"a\nb","data":{"c":1}}"#,
+                r"the agent reported error -1: a\nb",
+                r#" ({"c":1})"#,
+            ),
+            (r#"{"message":[1]}"#, "the agent reported error : [1]", ""),
+            (r#""no""#, r#"the agent reported error : "no""#, ""),
+        ] {
+            let line = format!("{{\"id\":1,\"error\":{error}}}");
+            let Ok(Message::Reply { outcome, .. }) = read(&line) else {
+                panic!("{line}");
+            };
+            let error = outcome.unwrap_err();
+            assert_eq!(error.describe_without_data(), brief);
+            assert_eq!(error.describe(), format!("{brief}{data}"));
         }
     }
 
