@@ -2,11 +2,13 @@
 //!
 //! Must not know what is read.
 
+use std::fmt::Display;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Semaphore;
 
 use super::error::ApiError;
+use crate::JournalError;
 use marshal_journal::{Journal, ReadError, Reader};
 
 /// The shared reader of the journal.
@@ -37,21 +39,23 @@ impl JournalReader {
             place.map_err(|_| ApiError::unavailable("the journal is closed".to_owned()))?;
         let shelf = Arc::clone(self);
         let read = tokio::task::spawn_blocking(move || shelf.read_blocking(read)).await;
-        let result = read.unwrap_or_else(|_| Err("its reader ended".to_owned()));
-        result.map_err(|why| ApiError::unavailable(format!("the journal cannot be read: {why}")))
+        let failed =
+            |why: &dyn Display| ApiError::unavailable(format!("the journal cannot be read: {why}"));
+        let result = read.map_err(|_| failed(&"its reader ended"))?;
+        result.map_err(|error| failed(&error))
     }
 
     fn read_blocking<T>(
         &self,
         read: impl FnOnce(&Reader) -> Result<T, ReadError>,
-    ) -> Result<T, String> {
+    ) -> Result<T, JournalError> {
         let mut idle = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let reader = match idle.take() {
             Some(reader) => reader,
-            None => self.journal.reader().map_err(|error| error.to_string())?,
+            None => self.journal.reader()?,
         };
         // After a failure, the next read opens a new connection.
-        let found = read(&reader).map_err(|error| error.to_string())?;
+        let found = read(&reader)?;
         *idle = Some(reader);
         Ok(found)
     }
