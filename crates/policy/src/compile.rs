@@ -130,7 +130,7 @@ pub(super) fn compile_rule(
 /// Checks the keys that rely on the sandbox or on the workspace as a whole.
 fn check_confinement(text: &RuleText, when: Option<&ContextConditions>) -> Result<(), RuleError> {
     if text.program.as_ref().is_some_and(|place| place != "inside") {
-        return Err(RuleError::Program);
+        return Err(RuleError::CanOnly("`program`", "be `inside`"));
     }
     if text.any_command && !when.is_some_and(ContextConditions::requires_confinement) {
         return Err(RuleError::AnyCommandUnconfined);
@@ -210,7 +210,7 @@ fn compile_argument(
     }
     match text.absent {
         Some(true) => tests.push(ArgTest::Absent),
-        Some(false) => return Err(RuleError::ArgumentAbsent),
+        Some(false) => return Err(RuleError::CanOnly("`args`: `absent`", "be true")),
         None => {}
     }
     let mut tests = tests.into_iter();
@@ -223,7 +223,7 @@ fn compile_argument(
 fn pipe(text: PipeText) -> Result<PipeCondition, RuleError> {
     let mut names = text.from.0.iter().chain(&text.to.0);
     if names.any(|name| name.is_empty() || name.contains('/')) {
-        return Err(RuleError::PipeDirectory);
+        return Err(RuleError::Directory("`pipe` names programs"));
     }
     Ok(PipeCondition {
         from: text.from.0,
@@ -259,7 +259,7 @@ fn compile_argv(argv: Option<Vec<OneOrMore>>) -> Result<Vec<Vec<String>>, RuleEr
         .first()
         .is_some_and(|names| names.iter().any(|n| n.is_empty() || n.contains('/')))
     {
-        return Err(RuleError::ArgvDirectory);
+        return Err(RuleError::Directory("`argv` begins with a program's name"));
     }
     Ok(tokens)
 }

@@ -123,9 +123,6 @@ pub enum RuleError {
     /// A key names a set of paths that does not exist: the key and the name.
     #[error("`{0}` names `{1}`, which is not a set of paths")]
     UnknownSet(&'static str, String),
-    /// `program` has another value than `inside`.
-    #[error("`program` can only be `inside`")]
-    Program,
     /// `any_command` without every fact of a sandbox.
     #[error("`any_command` needs `sandbox` with every fact: {}", sandbox_facts())]
     AnyCommandUnconfined,
@@ -135,50 +132,35 @@ pub enum RuleError {
     /// The range of an argument is empty.
     #[error("`args`: `min` is above `max`, so no number matches")]
     ArgumentRange,
-    /// `absent` of an argument is false.
-    #[error("`args`: `absent` can only be true")]
-    ArgumentAbsent,
-    /// `pipe` has a directory, or an empty name.
-    #[error("`pipe` names programs, without a directory")]
-    PipeDirectory,
-    /// `argv` begins with a directory, or with an empty name.
-    #[error("`argv` begins with a program's name, without a directory")]
-    ArgvDirectory,
     /// `zone` without `hours`.
     #[error("`zone` needs `hours`, which is missing")]
     ZoneAlone,
-    /// `max_per_turn` in a rule that does not allow.
-    #[error("`max_per_turn` is only for rules that allow: rules that ask or deny apply every time")]
-    MaxPerTurn,
     /// `max_per_turn` is 0.
     #[error("`max_per_turn` is 0, so the rule never allows anything")]
     MaxPerTurnZero,
     /// A condition that a tool of the rule can never meet: the key and its tools.
     #[error("`{0}` is only for the tools {1}")]
     WrongTool(&'static str, String),
+    /// A key in a rule that cannot have it: the key, and which rules can.
+    #[error("`{0}` is only for {1}")]
+    OnlyFor(&'static str, &'static str),
+    /// A key with a value that it cannot have: the key, and what it can do or be.
+    #[error("{0} can only {1}")]
+    CanOnly(&'static str, &'static str),
+    /// A program is empty or has a directory: the beginning of a sentence about it.
+    #[error("{0}, without a directory")]
+    Directory(&'static str),
     /// A key beside other conditions: the key and why it stands alone.
     #[error("`{0}` cannot be combined with other conditions: it {1}")]
     NotAlone(&'static str, &'static str),
     /// `unless` has no condition.
     #[error("`unless` is empty")]
     EmptyUnless,
-    /// `program` beside `argv`, or in a rule that does not allow.
-    #[error("`program` is only for rules that allow, without `argv`")]
-    ProgramWithArgv,
-    /// A key in a rule that does not allow.
-    #[error("`{0}` is only for rules that allow")]
-    OnlyAllow(&'static str),
     /// `not_programs` beside `argv`.
     #[error(
         "`not_programs` is for rules without `argv`: it lists the programs that a rule for all programs excludes"
     )]
     NotProgramsWithArgv,
-    /// `any_command` beside a condition on the command, or with another tool.
-    #[error("`any_command` is only for the tool `shell`, without conditions on the command")]
-    AnyCommandLimited,
-    /// `pipe` in a rule that allows.
-    #[error("`pipe` can only deny or ask")]
-    PipeAllows,
     /// A rule that allows a tool without the key that limits it: the tool and the keys.
     #[error("a rule that allows `{0}` needs {1}")]
     Unlimited(&'static str, &'static str),

@@ -122,7 +122,10 @@ impl ContextConditions {
             }),
         };
         if text.max_per_turn.is_some() && decision != Decision::Allow {
-            return Err(RuleError::MaxPerTurn);
+            return Err(RuleError::OnlyFor(
+                "max_per_turn",
+                "rules that allow: rules that ask or deny apply every time",
+            ));
         }
         if text.max_per_turn == Some(0) {
             return Err(RuleError::MaxPerTurnZero);
@@ -212,7 +215,7 @@ fn sandbox_facts(text: &RuleText, decision: Decision) -> Result<Vec<SandboxFact>
         return Ok(Vec::new());
     };
     if decision != Decision::Allow {
-        return Err(RuleError::OnlyAllow("sandbox"));
+        return Err(RuleError::OnlyFor("sandbox", "rules that allow"));
     }
     parse_facts("sandbox", &words.0)
 }

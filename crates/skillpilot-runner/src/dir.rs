@@ -119,7 +119,8 @@ impl SessionDir {
         let mut parts = Vec::new();
         for part in Subdirectory::ALL {
             let name = part.name();
-            let (opened, stat) = open_or_create(root.as_fd(), Path::new(name), name)?;
+            let (opened, stat) =
+                open_or_create(root.as_fd(), Path::new(name), &format!("{name}/ "))?;
             if stat.st_mode & 0o022 != 0 {
                 return Err(DirectoryError::PartMode(name));
             }
@@ -417,19 +418,18 @@ impl SessionDir {
     }
 }
 
-/// Opens a directory, which is created if it is missing, and examines it. `name`: its name in the
-/// session directory, or empty.
+/// Opens a directory, which is created if it is missing, and examines it. `prefix` begins messages.
 fn open_or_create(
     parent: BorrowedFd<'_>,
     path: &Path,
-    name: &'static str,
+    prefix: &str,
 ) -> Result<(OwnedFd, Stat), DirectoryError> {
     match rustix::fs::mkdirat(parent, path, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
-        Err(error) => return Err(DirectoryError::Create(name, error)),
+        Err(error) => return Err(DirectoryError::Create(prefix.to_owned(), error)),
     }
     let opened = rustix::fs::openat(parent, path, OPEN_DIR, Mode::empty())
-        .map_err(|error| DirectoryError::Open(name, error))?;
+        .map_err(|error| DirectoryError::Open(prefix.to_owned(), error))?;
     let stat = rustix::fs::fstat(&opened).map_err(DirectoryError::Examine)?;
     Ok((opened, stat))
 }
@@ -448,9 +448,5 @@ fn check_owner(stat: &Stat, part: &str) -> Result<(), DirectoryError> {
     if stat.st_uid == own {
         return Ok(());
     }
-    Err(DirectoryError::Owner {
-        part: part.to_owned(),
-        owner: stat.st_uid,
-        own,
-    })
+    Err(DirectoryError::Owner(part.to_owned(), stat.st_uid, own))
 }

@@ -56,18 +56,16 @@ pub(super) enum SessionError {
     Carrier(io::Error),
 }
 
-/// What is wrong with a session directory. A subdirectory's name is empty for the directory itself.
+/// What is wrong with a session directory. Errors of both kinds of directories begin with a
+/// subdirectory's name and a blank, or with nothing for the directory itself.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DirectoryError {
     /// The directory or a subdirectory cannot be created.
-    #[error("{part}cannot be created: {1}", part = prefix(.0))]
-    Create(&'static str, Errno),
+    #[error("{0}cannot be created: {1}")]
+    Create(String, Errno),
     /// The directory or a subdirectory cannot be opened.
-    #[error(
-        "{part}cannot be opened as a directory (symbolic links are not allowed): {1}",
-        part = prefix(.0)
-    )]
-    Open(&'static str, Errno),
+    #[error("{0}cannot be opened as a directory (symbolic links are not allowed): {1}")]
+    Open(String, Errno),
     /// The directory or a subdirectory cannot be examined.
     #[error(transparent)]
     Examine(Errno),
@@ -77,31 +75,17 @@ pub(super) enum DirectoryError {
     /// Others may write a subdirectory.
     #[error("others may write {0}/: make it 0700 or 0750")]
     PartMode(&'static str),
-    /// The directory (`it`) or a subdirectory belongs to another user.
+    /// The directory (`it`) or a subdirectory belongs to another user: what, their uid and ours.
     #[error(
-        "{part} belongs to user {owner}, but this process runs as user {own}: chown it, or run as its owner"
+        "{0} belongs to user {1}, but this process runs as user {2}: chown it, or run as its owner"
     )]
-    Owner {
-        /// What belongs to the other user.
-        part: String,
-        /// The other user.
-        owner: u32,
-        /// The user of this process.
-        own: u32,
-    },
+    Owner(String, u32, u32),
     /// Another Runner works in it: where, if that is unclear.
     #[error("another Runner works in it{0}: stop that one, or use another directory")]
     InUse(&'static str),
     /// The directory or the lock file (with a blank behind it) cannot be locked.
     #[error("{0}cannot be locked: {1}")]
     Lock(&'static str, Errno),
-}
-
-fn prefix(part: &str) -> String {
-    match part {
-        "" => String::new(),
-        part => format!("{part}/ "),
-    }
 }
 
 /// Why no tool runs.

@@ -133,8 +133,7 @@ impl ConversationStream {
         let events = match read {
             Ok(Ok(events)) => events,
             Ok(Err(error)) => {
-                let why = error.to_string();
-                tracing::warn!(session = %self.session, why, "a client misses events");
+                tracing::warn!(session = %self.session, why = error.to_string(), "a client misses events");
                 Vec::new()
             }
             Err(_) => Vec::new(),

@@ -63,7 +63,8 @@ impl JournalHistory {
         }
     }
 
-    fn read<T>(
+    /// Runs `read` on this thread, which may block.
+    pub(super) fn read<T>(
         &self,
         read: impl FnOnce(&Reader) -> Result<T, ReadError>,
     ) -> Result<T, JournalError> {

@@ -356,8 +356,7 @@ impl RunStream {
         match result {
             Ok(Ok(result)) => Some(result),
             Ok(Err(error)) => {
-                let why = error.to_string();
-                tracing::warn!(run = %self.ledger.run(), why, "a watcher misses events");
+                tracing::warn!(run = %self.ledger.run(), why = error.to_string(), "a watcher misses events");
                 None
             }
             Err(_) => None,

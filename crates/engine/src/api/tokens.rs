@@ -259,10 +259,8 @@ impl Tokens {
 fn token_fault(path: &Path, error: &CredentialFileError) -> TokenFault {
     let meta = fs::symlink_metadata(path).ok();
     let file = meta.map(|meta| (meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()));
-    TokenFault {
-        why: error.to_string(),
-        file,
-    }
+    let why = error.to_string();
+    TokenFault { why, file }
 }
 
 fn getrandom(bytes: &mut [u8]) -> io::Result<()> {

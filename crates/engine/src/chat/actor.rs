@@ -102,8 +102,7 @@ impl Actor {
             let waiting = match self.next_waiting_turn().await {
                 Ok(waiting) => waiting,
                 Err(error) => {
-                    let why = error.to_string();
-                    tracing::warn!(chat = %self.chat.session, why, "a chat's turns cannot be read");
+                    tracing::warn!(chat = %self.chat.session, why = error.to_string(), "a chat's turns cannot be read");
                     self.back_off().await;
                     continue;
                 }
@@ -342,8 +341,7 @@ impl Actor {
         let text = match self.prompt(turn).await {
             Ok(text) => text,
             Err(error) => {
-                let why = error.to_string();
-                tracing::warn!(chat = %self.chat.session, why, "a turn waits for the journal");
+                tracing::warn!(chat = %self.chat.session, why = error.to_string(), "a turn waits for the journal");
                 return TurnResult::NotSent;
             }
         };
@@ -405,8 +403,7 @@ impl Actor {
             match self.last_turn().await {
                 Ok(last) => break last,
                 Err(error) => {
-                    let why = error.to_string();
-                    tracing::warn!(chat = %self.chat.session, why, "a turn's end cannot be read yet");
+                    tracing::warn!(chat = %self.chat.session, why = error.to_string(), "a turn's end cannot be read yet");
                 }
             }
             if self.chats.stop.is_cancelled() {

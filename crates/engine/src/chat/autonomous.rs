@@ -329,8 +329,7 @@ impl Actor {
             let facts = match chats.facts(&id).await {
                 Ok(facts) => facts,
                 Err(error) => {
-                    let why = error.to_string();
-                    tracing::warn!(chat = %id, why, "a chat's progress cannot be read");
+                    tracing::warn!(chat = %id, why = error.to_string(), "a chat's progress cannot be read");
                     return RoundResult::Later;
                 }
             };
@@ -358,8 +357,7 @@ impl Actor {
                 }
             };
             return outcome.unwrap_or_else(|error| {
-                let why = error.to_string();
-                tracing::warn!(chat = %id, why, "a chat cannot continue yet");
+                tracing::warn!(chat = %id, why = error.to_string(), "a chat cannot continue yet");
                 RoundResult::Later
             });
         }

@@ -41,6 +41,7 @@ pub(super) fn check(
             return Err(RuleError::WrongTool(key, words.join(", ")));
         }
     }
+    let only_for = |key, rules| Err(RuleError::OnlyFor(key, rules));
     let beside = |alone: &str| conditions.iter().any(|(key, is, _)| *is && *key != alone);
     if text.exact.is_some() && beside("exact") {
         return Err(RuleError::NotAlone("exact", "names whole commands"));
@@ -52,26 +53,29 @@ pub(super) fn check(
         return Err(RuleError::EmptyUnless);
     }
     if text.program.is_some() && (text.argv.is_some() || decision != Decision::Allow) {
-        return Err(RuleError::ProgramWithArgv);
+        return only_for("program", "rules that allow, without `argv`");
     }
     if text.harmless_script && decision != Decision::Allow {
-        return Err(RuleError::OnlyAllow("harmless_script"));
+        return only_for("harmless_script", "rules that allow");
     }
     if text.not_programs.is_some() && text.argv.is_some() {
         return Err(RuleError::NotProgramsWithArgv);
     }
     if text.any_command && (conditions.iter().any(|(_, is, _)| *is) || tools != SHELL) {
-        return Err(RuleError::AnyCommandLimited);
+        return only_for(
+            "any_command",
+            "the tool `shell`, without conditions on the command",
+        );
     }
     if decision != Decision::Allow {
         return if text.any_command {
-            Err(RuleError::OnlyAllow("any_command"))
+            only_for("any_command", "rules that allow")
         } else {
             Ok(())
         };
     }
     if text.pipe.is_some() {
-        return Err(RuleError::PipeAllows);
+        return Err(RuleError::CanOnly("`pipe`", "deny or ask"));
     }
     let permits = |tool: ToolClass| tools.contains(&tool);
     if permits(ToolClass::Shell)

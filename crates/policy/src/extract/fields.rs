@@ -112,15 +112,9 @@ pub(crate) enum ValueError {
     /// An array with something other than words.
     #[error("is not an array of strings")]
     NotWords,
-    /// The list of this name contains something other than objects.
-    #[error("has a `{0}` that contains something else")]
-    MixedList(String),
-    /// The member of this name is no list.
-    #[error("has a `{0}` that is not a list")]
-    NotList(String),
-    /// The member of this name is no object.
-    #[error("has a `{0}` that is not an object")]
-    NotObject(String),
+    /// The member of this name has another type: what is wrong with it.
+    #[error("has a `{0}` that {1}")]
+    Member(String, &'static str),
 }
 
 impl ValueError {
@@ -206,14 +200,15 @@ impl Fields {
             None | Some(Field::Null) => return Ok(()),
             Some(value) => value,
         };
+        let wrong = |what| ValueError::Member(step.name.clone(), what);
         match (value, step.each) {
             (Field::Object(inner), false) if !rest.is_empty() => inner.collect_values(rest, found),
             (Field::List(items), true) => items.iter().try_for_each(|item| match item {
                 Field::Object(inner) => inner.collect_values(rest, found),
-                _ => Err(ValueError::MixedList(step.name.clone())),
+                _ => Err(wrong("contains something else")),
             }),
-            (_, true) => Err(ValueError::NotList(step.name.clone())),
-            (_, false) if !rest.is_empty() => Err(ValueError::NotObject(step.name.clone())),
+            (_, true) => Err(wrong("is not a list")),
+            (_, false) if !rest.is_empty() => Err(wrong("is not an object")),
             (value, false) => {
                 found.push(match value {
                     Field::Text(text) => FieldRef::Text(text),

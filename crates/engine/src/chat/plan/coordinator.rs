@@ -18,7 +18,7 @@ use super::watch::Watch;
 use super::{Order, prompts, review};
 use crate::JournalError;
 use crate::chat::{Accepted, ChatError, Chats, Inner};
-use marshal_fleet::{FilesError, SubmitError};
+use marshal_fleet::SubmitError;
 use marshal_journal::{ChatWrite, PlanWrite, StoredChat, StoredTurn, Write};
 use marshal_model::limits;
 use marshal_model::{
@@ -37,12 +37,6 @@ pub(super) enum StepError {
 
 impl From<JournalError> for StepError {
     fn from(error: JournalError) -> Self {
-        Self::Retry(error.to_string())
-    }
-}
-
-impl From<FilesError> for StepError {
-    fn from(error: FilesError) -> Self {
         Self::Retry(error.to_string())
     }
 }
