@@ -423,7 +423,8 @@ impl Command {
 }
 
 fn layer(name: &str) -> Result<String, String> {
-    marshal_engine::api::task_rules::check_policy_layer(name).map(|()| name.to_owned())
+    marshal_engine::api::task_rules::check_policy_layer(name)?;
+    Ok(name.to_owned())
 }
 
 impl Cli {

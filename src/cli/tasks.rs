@@ -478,7 +478,7 @@ fn read_workspace(value: &Value, base: &Path) -> Result<Option<PathBuf>, String>
 
 fn read_attempts(value: &Value) -> Result<Option<u32>, String> {
     match value.as_u64() {
-        Some(number) => task_rules::check_attempts(number).map(Some),
+        Some(number) => Ok(Some(task_rules::check_attempts(number)?)),
         None => optional(value, "a whole number from 1"),
     }
 }
@@ -513,7 +513,7 @@ fn read_files(value: &Value) -> Result<Vec<String>, String> {
 fn read_priority(value: &Value) -> Result<i8, String> {
     match value {
         Value::Null => Ok(0),
-        value => task_rules::check_priority(value.as_i64()),
+        value => Ok(task_rules::check_priority(value.as_i64())?),
     }
 }
 

@@ -2,3 +2,6 @@
 
 pub mod api;
 pub mod chat;
+mod journal_error;
+
+pub use journal_error::JournalError;

@@ -70,14 +70,25 @@ pub(super) fn sha256_hex(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
+/// The format of a record is unknown.
+#[derive(Debug, thiserror::Error)]
+enum FormatError {
+    /// It is of another version.
+    #[error(
+        "its format is {0}, and this marshal knows only {FORMAT}: verify it with the marshal that wrote it"
+    )]
+    Version(i64),
+    /// It is no number.
+    #[error("its format is not a number")]
+    NotNumber,
+}
+
 /// Rejects a record of an unknown format. Its covered columns begin at `first` in `row`.
-fn check_format(row: &Row<'_>, first: usize) -> Result<(), String> {
+fn check_format(row: &Row<'_>, first: usize) -> Result<(), FormatError> {
     match row.get::<_, i64>(first + FORMAT_COLUMN) {
         Ok(FORMAT) => Ok(()),
-        Ok(other) => Err(format!(
-            "its format is {other}, and this marshal knows only {FORMAT}: verify it with the marshal that wrote it"
-        )),
-        Err(_) => Err("its format is not a number".to_owned()),
+        Ok(other) => Err(FormatError::Version(other)),
+        Err(_) => Err(FormatError::NotNumber),
     }
 }
 
@@ -174,7 +185,7 @@ pub(super) fn walk_chain(
         if text(1)?.as_ref() != Some(&head.hash) {
             return Err(broken("prev_hash is not the hash of the record before it"));
         }
-        check_format(row, 5).map_err(|detail| broken(&detail))?;
+        check_format(row, 5).map_err(|error| broken(&error.to_string()))?;
         let hash = hash_row(link, &head.hash, row, 5)?;
         if text(2)?.as_ref() != Some(&hash) {
             return Err(broken("its hash does not match its columns"));

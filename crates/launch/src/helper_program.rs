@@ -95,21 +95,41 @@ impl HelperProgram {
     }
 }
 
+/// Why the small binary is not as trusted as the program.
+#[derive(Debug, thiserror::Error)]
+enum TrustError {
+    /// It is a directory, a link or a special file.
+    #[error("it is not a regular file")]
+    NotRegular,
+    /// It has another owner.
+    #[error("it belongs to another user than the program")]
+    Owner,
+    /// Someone can write only the helper.
+    #[error("more users can write it than the program")]
+    Writers,
+    /// Nobody may execute it.
+    #[error("it is not executable")]
+    NotExecutable,
+    /// It is larger than any build.
+    #[error("it is too large")]
+    TooLarge,
+}
+
 /// Checks that everyone who can change the helper can change the program, too.
-fn check_trusted(shim: &Stat, program: &Stat) -> Result<(), &'static str> {
+fn check_trusted(shim: &Stat, program: &Stat) -> Result<(), TrustError> {
     let kind = FileType::from_raw_mode(shim.st_mode);
     let more_writers = shim.st_mode & OTHERS_WRITE & !program.st_mode != 0;
     let other_group = shim.st_mode & 0o020 != 0 && shim.st_gid != program.st_gid;
     if !kind.is_file() {
-        Err("it is not a regular file")
+        Err(TrustError::NotRegular)
     } else if shim.st_uid != program.st_uid {
-        Err("it belongs to another user than the program")
+        Err(TrustError::Owner)
     } else if more_writers || other_group {
-        Err("more users can write it than the program")
+        Err(TrustError::Writers)
     } else if shim.st_mode & 0o111 == 0 {
-        Err("it is not executable")
+        Err(TrustError::NotExecutable)
     } else if shim.st_size.unsigned_abs() > SHIM_BYTES {
-        Err("it is too large")
+        Err(TrustError::TooLarge)
     } else {
         Ok(())
     }

@@ -3,6 +3,7 @@
 //! Owns which condition is allowed with which tool. Must not know layers or other rules.
 
 use super::document::{ArgText, OneOrMore, PipeText, RuleText};
+use super::error::{EntryError, RuleError};
 use super::evaluation_context::ContextConditions;
 use super::load::to_one_line;
 use super::mcp::{self, ArgCondition, ArgTest, McpRule};
@@ -11,7 +12,7 @@ use super::request::ToolClass;
 use super::rule::{Area, Rule};
 use super::strict;
 use super::url::{HostPattern, UrlPattern};
-use marshal_model::{Decision, SandboxFact};
+use marshal_model::Decision;
 
 mod conditions;
 
@@ -33,20 +34,18 @@ pub(super) type SetLookup<'f> = dyn FnMut(&str, Role) -> Option<usize> + 'f;
 pub(super) fn compile_rule(
     mut text: RuleText,
     sets: &mut SetLookup<'_>,
-) -> Result<(Rule, Vec<ToolClass>), String> {
+) -> Result<(Rule, Vec<ToolClass>), RuleError> {
     let named = !text.id.is_empty()
         && text
             .id
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
     if !named {
-        return Err("`id` must be letters, digits, `-` and `_`".to_owned());
+        return Err(RuleError::Id);
     }
     let decision = Decision::parse(&text.decision).ok_or_else(|| {
-        format!(
-            "`decision` is `{}`, expected `allow`, `ask` or `deny`",
-            text.decision
-        )
+        let expected = "`allow`, `ask` or `deny`";
+        RuleError::Value("decision", text.decision.clone(), expected)
     })?;
     let tools = parse_tool_classes(&text.tool)?;
     let when = ContextConditions::from_rule(&text, decision)?.map(Box::new);
@@ -57,10 +56,9 @@ pub(super) fn compile_rule(
         Decision::Allow => (Role::Permit, Role::Forbid),
         _ => (Role::Forbid, Role::Except),
     };
-    let mut area = |key: &str, word: Option<&String>, role: Role| {
+    let mut area = |key: &'static str, word: Option<&String>, role: Role| {
         let find = |word: &String| {
-            parse_area(word, role, sets)
-                .ok_or_else(|| format!("`{key}` names `{word}`, which is not a set of paths"))
+            parse_area(word, role, sets).ok_or_else(|| RuleError::UnknownSet(key, word.clone()))
         };
         word.map(find).transpose()
     };
@@ -74,7 +72,8 @@ pub(super) fn compile_rule(
         .into_iter()
         .map(|arg| compile_argument(arg, &mut |word| area("args.path", Some(word), whole)))
         .collect::<Result<_, _>>()?;
-    let any_word = text.any_word.as_deref().map(regex).transpose();
+    let any_word = text.any_word.as_deref();
+    let any_word = any_word.map(|pattern| regex("any_word", pattern));
     let (url, hosts) = urls(text.url.take(), text.hosts.take())?;
     let pipe = text.pipe.take().map(pipe).transpose()?;
     let all_flags = text.all_flags.take().unwrap_or_default();
@@ -100,7 +99,7 @@ pub(super) fn compile_rule(
             .map(|list| validate_flags("only_flags", &list).map(|()| list))
             .transpose()?,
         not_words: text.not_words.unwrap_or_default(),
-        any_word: any_word.map_err(|why| format!("`any_word`: {why}"))?,
+        any_word: any_word.transpose()?,
         min_operands: text.min_operands,
         max_operands: text.max_operands,
         operands_need: text
@@ -129,96 +128,80 @@ pub(super) fn compile_rule(
 }
 
 /// Checks the keys that rely on the sandbox or on the workspace as a whole.
-fn check_confinement(text: &RuleText, when: Option<&ContextConditions>) -> Result<(), String> {
+fn check_confinement(text: &RuleText, when: Option<&ContextConditions>) -> Result<(), RuleError> {
     if text.program.as_ref().is_some_and(|place| place != "inside") {
-        return Err("`program` can only be `inside`".to_owned());
+        return Err(RuleError::CanOnly("`program`", "be `inside`"));
     }
     if text.any_command && !when.is_some_and(ContextConditions::requires_confinement) {
-        let all: Vec<_> = SandboxFact::ALL.iter().map(|fact| fact.as_str()).collect();
-        return Err(format!(
-            "`any_command` needs `sandbox` with every fact: `{}`",
-            all.join("`, `")
-        ));
+        return Err(RuleError::AnyCommandUnconfined);
     }
     Ok(())
 }
 
-fn regex(text: &str) -> Result<regex::Regex, String> {
-    regex::Regex::new(text).map_err(|_| format!("`{text}` is not a regular expression"))
+fn regex(key: &'static str, text: &str) -> Result<regex::Regex, RuleError> {
+    regex::Regex::new(text).map_err(|_| EntryError::Regex.of(key, text))
 }
 
 type Urls = (Vec<UrlPattern>, Vec<HostPattern>);
 
-fn urls(url: Option<OneOrMore>, hosts: Option<OneOrMore>) -> Result<Urls, String> {
+fn urls(url: Option<OneOrMore>, hosts: Option<OneOrMore>) -> Result<Urls, RuleError> {
     let mut urls = Vec::new();
     for pattern in url.map(|u| u.0).unwrap_or_default() {
         let read = UrlPattern::parse(&pattern);
-        urls.push(read.map_err(|why| format!("`url`: `{pattern}` has {why}"))?);
+        urls.push(read.map_err(|why| EntryError::Url(why).of("url", &pattern))?);
     }
     let mut found = Vec::new();
     for pattern in hosts.map(|h| h.0).unwrap_or_default() {
         let read = HostPattern::parse(&pattern);
-        found.push(read.map_err(|why| format!("`hosts`: `{pattern}` has {why}"))?);
+        found.push(read.map_err(|why| EntryError::Url(why).of("hosts", &pattern))?);
     }
     Ok((urls, found))
 }
 
-fn methods(text: Option<OneOrMore>, permits: bool) -> Result<Vec<String>, String> {
+fn methods(text: Option<OneOrMore>, permits: bool) -> Result<Vec<String>, RuleError> {
     let methods = text.map(|m| m.0).unwrap_or_default();
     let odd = |m: &&String| m.is_empty() || !m.bytes().all(|b| b.is_ascii_uppercase());
     match methods.iter().find(odd) {
-        Some(odd) => Err(format!(
-            "`methods`: `{odd}` is not a method, expected one like `GET`{}",
-            if permits {
-                ""
-            } else {
-                "; case does not matter in a call"
-            }
-        )),
+        Some(odd) if permits => Err(EntryError::Method.of("methods", odd)),
+        Some(odd) => Err(EntryError::MethodAnyCase.of("methods", odd)),
         None => Ok(methods),
     }
 }
 
-fn globs(key: &str, text: Option<OneOrMore>) -> Result<Vec<globset::GlobMatcher>, String> {
+fn globs(
+    key: &'static str,
+    text: Option<OneOrMore>,
+) -> Result<Vec<globset::GlobMatcher>, RuleError> {
     let names = text.map(|names| names.0).unwrap_or_default();
-    let globs = names
-        .iter()
-        .map(|name| mcp::compile_glob(name))
-        .collect::<Result<_, _>>();
-    globs.map_err(|why| format!("`{key}`: {why}"))
+    let globs = names.iter().map(|name| mcp::compile_glob(key, name));
+    globs.collect()
 }
 
 /// The condition on an argument; an entry must have exactly one.
 fn compile_argument(
     text: ArgText,
-    area: &mut dyn FnMut(&String) -> Result<Option<Area>, String>,
-) -> Result<ArgCondition, String> {
+    area: &mut dyn FnMut(&String) -> Result<Option<Area>, RuleError>,
+) -> Result<ArgCondition, RuleError> {
     if !text.at.is_empty() && !text.at.starts_with('/') {
-        return Err(format!(
-            "`args`: `at` is `{}`, expected a JSON pointer such as `/path`",
-            text.at
-        ));
+        return Err(RuleError::ArgumentPlace(text.at));
     }
     let mut tests = Vec::new();
     if let Some(words) = text.is {
         tests.push(ArgTest::Is(words.0));
     }
     if let Some(pattern) = &text.glob {
-        tests.push(ArgTest::Glob(
-            mcp::compile_glob(pattern).map_err(|why| format!("`args`: {why}"))?,
-        ));
+        tests.push(ArgTest::Glob(mcp::compile_glob("args", pattern)?));
     }
     if let Some(pattern) = &text.regex {
-        let anywhere = regex(pattern).map_err(|why| format!("`args`: {why}"))?;
-        let whole =
-            regex(&format!("\\A(?:{pattern})\\z")).map_err(|why| format!("`args`: {why}"))?;
+        let anywhere = regex("args", pattern)?;
+        let whole = regex("args", &format!("\\A(?:{pattern})\\z"))?;
         tests.push(ArgTest::Regex(anywhere, whole));
     }
     if text.min.is_some() || text.max.is_some() {
         let least = text.min.unwrap_or(f64::NEG_INFINITY);
         let most = text.max.unwrap_or(f64::INFINITY);
         if least.is_nan() || most.is_nan() || least > most {
-            return Err("`args`: `min` is above `max`, so no number matches".to_owned());
+            return Err(RuleError::ArgumentRange);
         }
         tests.push(ArgTest::Range(least, most));
     }
@@ -227,23 +210,20 @@ fn compile_argument(
     }
     match text.absent {
         Some(true) => tests.push(ArgTest::Absent),
-        Some(false) => return Err("`args`: `absent` can only be true".to_owned()),
+        Some(false) => return Err(RuleError::CanOnly("`args`: `absent`", "be true")),
         None => {}
     }
     let mut tests = tests.into_iter();
     match (tests.next(), tests.next()) {
         (Some(test), None) => Ok(ArgCondition { at: text.at, test }),
-        _ => Err(format!(
-            "`args`: `{}` needs exactly one of `is`, `glob`, `regex`, `min` and `max`, `path`, `absent`",
-            text.at
-        )),
+        _ => Err(EntryError::ArgumentTests.of("args", &text.at)),
     }
 }
 
-fn pipe(text: PipeText) -> Result<PipeCondition, String> {
+fn pipe(text: PipeText) -> Result<PipeCondition, RuleError> {
     let mut names = text.from.0.iter().chain(&text.to.0);
     if names.any(|name| name.is_empty() || name.contains('/')) {
-        return Err("`pipe` names programs, without a directory".to_owned());
+        return Err(RuleError::Directory("`pipe` names programs"));
     }
     Ok(PipeCondition {
         from: text.from.0,
@@ -251,13 +231,14 @@ fn pipe(text: PipeText) -> Result<PipeCondition, String> {
     })
 }
 
-fn parse_tool_classes(text: &OneOrMore) -> Result<Vec<ToolClass>, String> {
+fn parse_tool_classes(text: &OneOrMore) -> Result<Vec<ToolClass>, RuleError> {
+    let expected = "`shell`, `read`, `write`, `edit`, `delete`, `move`, `fetch` or `mcp`";
     text.0
         .iter()
         .map(|word| match ToolClass::parse(word) {
-            None | Some(ToolClass::Unknown) => Err(format!(
-                "`tool` is `{word}`, expected `shell`, `read`, `write`, `edit`, `delete`, `move`, `fetch` or `mcp`"
-            )),
+            None | Some(ToolClass::Unknown) => {
+                Err(RuleError::Value("tool", word.clone(), expected))
+            }
             Some(class) => Ok(class),
         })
         .collect()
@@ -272,22 +253,22 @@ fn parse_area(word: &str, role: Role, sets: &mut SetLookup<'_>) -> Option<Area> 
     })
 }
 
-fn compile_argv(argv: Option<Vec<OneOrMore>>) -> Result<Vec<Vec<String>>, String> {
+fn compile_argv(argv: Option<Vec<OneOrMore>>) -> Result<Vec<Vec<String>>, RuleError> {
     let tokens: Vec<Vec<String>> = argv.unwrap_or_default().into_iter().map(|t| t.0).collect();
     if tokens
         .first()
         .is_some_and(|names| names.iter().any(|n| n.is_empty() || n.contains('/')))
     {
-        return Err("`argv` begins with a program's name, without a directory".to_owned());
+        return Err(RuleError::Directory("`argv` begins with a program's name"));
     }
     Ok(tokens)
 }
 
-fn exact(texts: Option<Vec<String>>) -> Result<Vec<Vec<String>>, String> {
+fn exact(texts: Option<Vec<String>>) -> Result<Vec<Vec<String>>, RuleError> {
     let mut out = Vec::new();
     for text in texts.unwrap_or_default() {
-        let plain =
-            strict::parse_plain(&text).map_err(|e| format!("`exact`: `{text}` has {}", e.what))?;
+        let plain = strict::parse_plain(&text)
+            .map_err(|e| EntryError::NotPlain(e.what).of("exact", &text))?;
         match plain.commands.as_slice() {
             [one]
                 if plain.texts.is_empty()
@@ -297,26 +278,24 @@ fn exact(texts: Option<Vec<String>>) -> Result<Vec<Vec<String>>, String> {
             {
                 out.push(one.words.iter().map(|w| w.text.clone()).collect());
             }
-            _ => return Err(format!("`exact`: `{text}` is not one simple command")),
+            _ => return Err(EntryError::NotOneCommand.of("exact", &text)),
         }
     }
     Ok(out)
 }
 
-fn checked(key: &str, list: Option<Vec<String>>) -> Result<Vec<String>, String> {
+fn checked(key: &'static str, list: Option<Vec<String>>) -> Result<Vec<String>, RuleError> {
     let list = list.unwrap_or_default();
     validate_flags(key, &list)?;
     Ok(list)
 }
 
-fn validate_flags(key: &str, list: &[String]) -> Result<(), String> {
+fn validate_flags(key: &'static str, list: &[String]) -> Result<(), RuleError> {
     match list
         .iter()
         .find(|flag| flag.len() < 2 || !flag.starts_with('-'))
     {
-        Some(flag) => Err(format!(
-            "`{key}`: `{flag}` is not a flag: it must begin with `-`"
-        )),
+        Some(flag) => Err(EntryError::Flag.of(key, flag)),
         None => Ok(()),
     }
 }

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::document::{OneOrMore, RuleText};
+use super::error::{EntryError, RuleError};
 use super::rule::Rule;
 use marshal_model::limits::RULE_NAMES;
 use marshal_model::{Decision, SandboxFact, SandboxFacts};
@@ -105,9 +106,12 @@ enum Zone {
 
 impl ContextConditions {
     /// Reads a rule's conditions; `None` if it has none.
-    pub(super) fn from_rule(text: &RuleText, decision: Decision) -> Result<Option<Self>, String> {
+    pub(super) fn from_rule(
+        text: &RuleText,
+        decision: Decision,
+    ) -> Result<Option<Self>, RuleError> {
         let hours = match (&text.hours, &text.zone) {
-            (None, Some(_)) => return Err("`zone` needs `hours`, which is missing".to_owned()),
+            (None, Some(_)) => return Err(RuleError::ZoneAlone),
             (None, None) => None,
             (Some(spans), zone) => Some(Hours {
                 spans: check_names("hours", spans)?
@@ -118,14 +122,15 @@ impl ContextConditions {
             }),
         };
         if text.max_per_turn.is_some() && decision != Decision::Allow {
-            return Err(
-                "`max_per_turn` is only for rules that allow: rules that ask or deny apply every time".to_owned(),
-            );
+            return Err(RuleError::OnlyFor(
+                "max_per_turn",
+                "rules that allow: rules that ask or deny apply every time",
+            ));
         }
         if text.max_per_turn == Some(0) {
-            return Err("`max_per_turn` is 0, so the rule never allows anything".to_owned());
+            return Err(RuleError::MaxPerTurnZero);
         }
-        let list = |key: &str, of: &Option<OneOrMore>| {
+        let list = |key: &'static str, of: &Option<OneOrMore>| {
             of.as_ref().map(|of| check_names(key, of)).transpose()
         };
         let when = Self {
@@ -205,52 +210,42 @@ impl Hours {
 
 /// The sandbox that a rule relies on. Only a rule that allows can rely on one: a rule that denies or
 /// asks where a fact holds would not apply where it is unknown.
-fn sandbox_facts(text: &RuleText, decision: Decision) -> Result<Vec<SandboxFact>, String> {
+fn sandbox_facts(text: &RuleText, decision: Decision) -> Result<Vec<SandboxFact>, RuleError> {
     let Some(words) = &text.sandbox else {
         return Ok(Vec::new());
     };
     if decision != Decision::Allow {
-        return Err("`sandbox` is only for rules that allow".to_owned());
+        return Err(RuleError::OnlyFor("sandbox", "rules that allow"));
     }
     parse_facts("sandbox", &words.0)
 }
 
 /// Reads a list of facts under a key of a policy.
-pub(super) fn parse_facts(key: &str, words: &[String]) -> Result<Vec<SandboxFact>, String> {
-    let parse = |word: &String| {
-        SandboxFact::parse(word).ok_or_else(|| {
-            let known: Vec<_> = SandboxFact::ALL.iter().map(|fact| fact.as_str()).collect();
-            format!(
-                "`{key}`: `{word}` is not a fact of a sandbox, expected `{}`",
-                known.join("`, `")
-            )
-        })
-    };
+pub(super) fn parse_facts(
+    key: &'static str,
+    words: &[String],
+) -> Result<Vec<SandboxFact>, RuleError> {
+    let parse =
+        |word: &String| SandboxFact::parse(word).ok_or_else(|| EntryError::Fact.of(key, word));
     words.iter().map(parse).collect()
 }
 
-fn check_names(key: &str, text: &OneOrMore) -> Result<Vec<String>, String> {
+fn check_names(key: &'static str, text: &OneOrMore) -> Result<Vec<String>, RuleError> {
     if text.0.len() > RULE_NAMES {
-        return Err(format!("`{key}` has more than {RULE_NAMES} entries"));
+        return Err(RuleError::TooManyEntries(key));
     }
     match text
         .0
         .iter()
         .find(|name| name.trim() != name.as_str() || name.is_empty())
     {
-        Some(odd) => Err(format!(
-            "`{key}`: `{odd}` is empty or has surrounding blanks"
-        )),
+        Some(odd) => Err(EntryError::Blank.of(key, odd)),
         None => Ok(text.0.clone()),
     }
 }
 
-fn parse_span(text: &str) -> Result<Span, String> {
-    let wrong = || {
-        format!(
-            "`hours`: `{text}` is not a time span, expected one like `22:00-06:00`, to 24:00 at most"
-        )
-    };
+fn parse_span(text: &str) -> Result<Span, RuleError> {
+    let wrong = || EntryError::Span.of("hours", text);
     let (from, until) = text.split_once('-').ok_or_else(wrong)?;
     let span = Span {
         from: parse_minute(from)
@@ -259,9 +254,7 @@ fn parse_span(text: &str) -> Result<Span, String> {
         until: parse_minute(until).ok_or_else(wrong)?,
     };
     if span.from == span.until {
-        return Err(format!(
-            "`hours`: `{text}` is empty; the whole day is `00:00-24:00`"
-        ));
+        return Err(EntryError::EmptySpan.of("hours", text));
     }
     Ok(span)
 }
@@ -278,13 +271,14 @@ fn parse_minute(text: &str) -> Option<u16> {
     (minutes < 60 && all <= MINUTES_PER_DAY).then_some(all)
 }
 
-fn parse_zone(text: &str) -> Result<Zone, String> {
+fn parse_zone(text: &str) -> Result<Zone, RuleError> {
     match text {
         "local" => return Ok(Zone::Local),
         "utc" | "UTC" => return Ok(Zone::Before(0)),
         _ => {}
     }
-    let wrong = || format!("`zone` is `{text}`, expected `local`, `utc` or one like `+02:00`");
+    let expected = "`local`, `utc` or one like `+02:00`";
+    let wrong = || RuleError::Value("zone", text.to_owned(), expected);
     let sign = match text.as_bytes().first() {
         Some(b'+') => 1,
         Some(b'-') => -1,
@@ -354,7 +348,7 @@ impl<'a> ActiveRules<'a> {
 mod tests {
     use super::*;
 
-    fn when(text: &str, decision: Decision) -> Result<Option<ContextConditions>, String> {
+    fn when(text: &str, decision: Decision) -> Result<Option<ContextConditions>, RuleError> {
         let text = format!("id = \"x\"\ndecision = \"allow\"\ntool = \"shell\"\n{text}");
         ContextConditions::from_rule(&toml::from_str(&text).expect("a rule"), decision)
     }
@@ -429,11 +423,12 @@ mod tests {
             ("agents = \" a\"", "agents"),
             ("max_per_turn = 0", "max_per_turn"),
         ] {
-            let why = when(text, Decision::Allow).expect_err(text);
+            let why = when(text, Decision::Allow).expect_err(text).to_string();
             assert!(why.contains(&format!("`{key}`")), "{why}");
         }
         for decision in [Decision::Ask, Decision::Deny] {
             let why = when("max_per_turn = 3", decision).expect_err("not for those");
+            let why = why.to_string();
             assert!(why.contains("max_per_turn"), "{why}");
         }
         assert!(when("", Decision::Deny).expect("good").is_none());

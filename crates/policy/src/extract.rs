@@ -19,7 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use self::fields::{FieldPath, FieldRef, Fields};
+use self::fields::{FieldError, FieldPath, FieldRef, Fields};
 use self::tool::{Tool, parse_tool};
 use self::values::missing_field;
 use super::cases::split_mcp_name;
@@ -101,8 +101,47 @@ pub enum ExtractorError {
         /// The tool's name.
         tool: String,
         /// What is wrong; names the key.
-        what: String,
+        what: ToolError,
     },
+}
+
+/// What is wrong with a tool's entry in a table; names the key.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolError {
+    /// Its class is unknown.
+    #[error(
+        "`class` is `{0}`, expected `shell`, `read`, `write`, `edit`, `delete`, `move`, `fetch` or `mcp`"
+    )]
+    Class(String),
+    /// A key that its class does not have: the key and the class.
+    #[error("`{0}` does nothing for the class `{1}`")]
+    UselessKey(&'static str, String),
+    /// A key that its class needs.
+    #[error("`{0}` is missing, expected the name of the field")]
+    Missing(&'static str),
+    /// The name of a field cannot be read.
+    #[error(
+        "`{0}` is not a field path, expected one like `path`, `rawInput.path` or `locations[].path`"
+    )]
+    FieldPath(String),
+    /// A list of fields is empty.
+    #[error("an empty list names no field")]
+    EmptyList,
+    /// `arguments` leads into the elements of a list.
+    #[error("`arguments` must be one object, not one per list element")]
+    ArgumentsInList,
+    /// `unlike` is no regular expression.
+    #[error("`unlike`: {0}")]
+    Unlike(regex::Error),
+    /// The directory of `cwd_frame` has no begin or no end.
+    #[error("`cwd_frame` needs texts before and after the directory")]
+    CwdFrame,
+    /// `harmless` in a table where every member is harmless.
+    #[error("`harmless` does nothing in a table without `closed`")]
+    Harmless,
+    /// The form of MCP tools' names has no begin or no separator.
+    #[error("`begins` and `between` must not be empty")]
+    McpName,
 }
 
 #[derive(Deserialize)]
@@ -196,9 +235,9 @@ struct CwdFrame {
 }
 
 impl CwdFrame {
-    fn from_text(text: FrameText) -> Result<Self, String> {
+    fn from_text(text: FrameText) -> Result<Self, ToolError> {
         if text.begins.is_empty() || text.ends.is_empty() {
-            return Err("`cwd_frame` needs texts before and after the directory".to_owned());
+            return Err(ToolError::CwdFrame);
         }
         Ok(Self {
             place: FieldPath::parse(&text.field)?,
@@ -243,9 +282,9 @@ enum ExtractError {
     Unclear(String),
 }
 
-impl From<String> for ExtractError {
-    fn from(why: String) -> Self {
-        Self::Malformed(why)
+impl From<FieldError> for ExtractError {
+    fn from(error: FieldError) -> Self {
+        Self::Malformed(error.to_string())
     }
 }
 
@@ -295,7 +334,7 @@ impl Extractor {
         if document.mcp.as_ref().is_some_and(empty) {
             return Err(ExtractorError::Tool {
                 tool: "mcp".to_owned(),
-                what: "`begins` and `between` must not be empty".to_owned(),
+                what: ToolError::McpName,
             });
         }
         Ok(Self {
@@ -430,10 +469,10 @@ impl Extractor {
 }
 
 impl ToolEntry {
-    fn from_text(mut text: ToolText, closed: Option<&str>) -> Result<Self, String> {
+    fn from_text(mut text: ToolText, closed: Option<&str>) -> Result<Self, ToolError> {
         let harmless = parse_field_paths(text.harmless.take())?;
         if closed.is_none() && !harmless.is_empty() {
-            return Err("`harmless` does nothing in a table without `closed`".to_owned());
+            return Err(ToolError::Harmless);
         }
         let tool = parse_tool(text)?;
         let known = closed.map(|object| {
@@ -474,12 +513,12 @@ impl ToolEntry {
     }
 }
 
-fn parse_field_paths(names: Option<Names>) -> Result<Vec<FieldPath>, String> {
+fn parse_field_paths(names: Option<Names>) -> Result<Vec<FieldPath>, ToolError> {
     let names = match names {
         None => return Ok(Vec::new()),
         Some(Names::One(name)) => vec![name],
         Some(Names::Several(names)) if names.is_empty() => {
-            return Err("an empty list names no field".to_owned());
+            return Err(ToolError::EmptyList);
         }
         Some(Names::Several(names)) => names,
     };

@@ -67,7 +67,7 @@ mod wrappers;
 pub use approval_settings::ApprovalSettings;
 pub use build_scripts::is_build_script;
 pub use client::allow_announced_tool;
-pub use error::LoadError;
+pub use error::{EntryError, LoadError, RuleError};
 pub use evaluation_context::{EvaluationContext, TimeOfDay};
 pub use fs_observations::{FsObservations, RecordingResolver, ReplayResolver};
 pub use layers::{LayerText, LoadExtended};
@@ -77,6 +77,7 @@ pub use request::{CwdChange, Facts, Part, PolicyDecision, ReadTarget, Request, T
 pub use resolved_paths::{ResolvedPath, resolve_paths};
 pub use session_layer::check_session_layer as check_layer;
 pub use sets::PatternError;
+pub use url::UrlError;
 
 /// The built-in policies. `guard` and `secrets` are only for `extends`.
 const BUILTIN: &[(&str, &str)] = &[

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use super::document::{Document, RedirectText};
-use super::error::LoadError;
+use super::error::{LoadError, RuleError, sandbox_facts};
 use super::evaluation_context::parse_facts;
 use super::examples::Examples;
 use super::layers::{self, Layer, LayerText};
@@ -173,19 +173,16 @@ fn compile_rules(
     let mut known = HashSet::new();
     for (at, layer) in layers.iter().enumerate() {
         for text in &layer.document.rules {
-            let fail = |what: String| LoadError::Rule {
+            let fail = |what: RuleError| LoadError::Rule {
                 policy: layer.name.clone(),
                 rule: text.id.clone(),
-                what,
+                what: what.into(),
             };
             if policy.rules.len() >= limits::POLICY_RULES {
-                return Err(fail(format!(
-                    "there are more than {} rules",
-                    limits::POLICY_RULES
-                )));
+                return Err(fail(RuleError::TooMany));
             }
             if !known.insert(text.id.as_str()) {
-                return Err(fail("the `id` is used twice".to_owned()));
+                return Err(fail(RuleError::IdTwice));
             }
             let find = &mut |name: &str, role| table.find_for_role(name, role, at);
             let (mut rule, tools) = compile::compile_rule(text.clone(), find).map_err(fail)?;
@@ -219,13 +216,11 @@ fn required_sandbox(layers: &[Layer]) -> Result<Vec<SandboxFact>, LoadError> {
     for layer in layers {
         let words = &layer.document.requires_sandbox;
         let facts = parse_facts("requires_sandbox", words).map_err(|_| {
-            let known: Vec<_> = SandboxFact::ALL.iter().map(|fact| fact.as_str()).collect();
-            let expected = format!("`{}`", known.join("`, `"));
             invalid_value(
                 &layer.name,
                 "requires_sandbox",
                 &words.join(", "),
-                &expected,
+                &sandbox_facts(),
             )
         })?;
         for fact in facts {

@@ -8,6 +8,7 @@ use regex::Regex;
 use serde_json::Value;
 
 use super::command::Word;
+use super::error::{EntryError, RuleError};
 use super::fact::{self, Cwd, PathFact};
 use super::path::{PATH_MAX, Walker};
 use super::rule::{Area, Sets};
@@ -55,11 +56,11 @@ pub(super) enum ArgTest {
     Path(Area),
 }
 
-/// Compiles a pattern for a name or a text: `*` stops at a slash, `**` does not.
-pub(super) fn compile_glob(text: &str) -> Result<GlobMatcher, String> {
+/// Compiles a pattern under a key, for a name or a text: `*` stops at a slash, `**` does not.
+pub(super) fn compile_glob(key: &'static str, text: &str) -> Result<GlobMatcher, RuleError> {
     let glob = GlobBuilder::new(text).literal_separator(true).build();
-    let why = |error: globset::Error| format!("`{text}` is not a pattern: {}", error.kind());
-    glob.map(|glob| glob.compile_matcher()).map_err(why)
+    let glob = glob.map_err(|error| EntryError::Pattern(error.kind().clone()).of(key, text))?;
+    Ok(glob.compile_matcher())
 }
 
 /// The context of conditions on arguments.

@@ -2,7 +2,7 @@
 //!
 //! Owns what such a policy may not contain. Must not know which policies it is added to.
 
-use super::error::LoadError;
+use super::error::{LoadError, RuleError};
 use super::layers::{self, LayerText};
 use super::load;
 use marshal_model::Decision;
@@ -21,7 +21,7 @@ pub fn check_session_layer(layer: &LayerText<'_>) -> Result<(), LoadError> {
             return Err(LoadError::Rule {
                 policy: found.name.clone(),
                 rule: rule.id.clone(),
-                what: "a session layer can only ask or deny, but this rule allows: remove it, or move it to the pool's policy".to_owned(),
+                what: RuleError::AllowsInSession.into(),
             });
         }
         let shell = &document.shell;

@@ -6,6 +6,50 @@
 
 use std::fmt::Write as _;
 
+/// What is wrong with a URL or a pattern for URLs, as a noun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// A blank, a control character, or one outside ASCII.
+    #[error("a character that a URL cannot contain")]
+    Character,
+    /// Some readers take it for a slash.
+    #[error("a backslash")]
+    Backslash,
+    /// No `://`.
+    #[error("no scheme")]
+    NoScheme,
+    /// A scheme that is not supported.
+    #[error("a scheme other than http and https")]
+    Scheme,
+    /// A name or a password before the host.
+    #[error("user information")]
+    User,
+    /// The port is empty or no number.
+    #[error("a port that is not a number")]
+    Port,
+    /// Only a port.
+    #[error("no host")]
+    NoHost,
+    /// The host has other characters or empty labels.
+    #[error("a host that is not a name")]
+    Host,
+    /// Some readers take the host for an address, others for a name.
+    #[error("an address in an unusual spelling")]
+    Address,
+    /// A `%` without two hexadecimal digits.
+    #[error("a broken escape")]
+    Escape,
+    /// An escape of a character that separates or ends parts of the path.
+    #[error("an escape that hides the path")]
+    HidingEscape,
+    /// A wildcard at a place that has none.
+    #[error("a `*` that is neither `//*.host` nor a final `/**`")]
+    Wildcard,
+    /// A host pattern with a path, a query or a fragment.
+    #[error("more than a host and a port")]
+    MoreThanHost,
+}
+
 /// A parsed URL. Query and fragment are dropped: no condition names them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Url {
@@ -17,33 +61,33 @@ pub(super) struct Url {
 }
 
 impl Url {
-    /// Parses a URL; the error is a noun for what is wrong.
-    pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
+    /// Parses a URL.
+    pub(super) fn parse(text: &str) -> Result<Self, UrlError> {
         if !text.bytes().all(|b| b.is_ascii_graphic()) {
-            return Err("a character that a URL cannot contain");
+            return Err(UrlError::Character);
         }
         if text.contains('\\') {
-            return Err("a backslash");
+            return Err(UrlError::Backslash);
         }
-        let (scheme, rest) = text.split_once("://").ok_or("no scheme")?;
+        let (scheme, rest) = text.split_once("://").ok_or(UrlError::NoScheme)?;
         let scheme = scheme.to_ascii_lowercase();
         let standard = match scheme.as_str() {
             "https" => 443,
             "http" => 80,
-            _ => return Err("a scheme other than http and https"),
+            _ => return Err(UrlError::Scheme),
         };
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, tail) = rest.split_at(end);
         if authority.contains('@') {
-            return Err("user information");
+            return Err(UrlError::User);
         }
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !host.is_empty() => {
                 let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
                 let number = port.parse().ok().filter(|_| digits);
-                (host, number.ok_or("a port that is not a number")?)
+                (host, number.ok_or(UrlError::Port)?)
             }
-            Some(_) => return Err("no host"),
+            Some(_) => return Err(UrlError::NoHost),
             None => (authority, standard),
         };
         let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
@@ -54,10 +98,10 @@ impl Url {
                 .bytes()
                 .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
         if !named {
-            return Err("a host that is not a name");
+            return Err(UrlError::Host);
         }
         if is_odd_address(&host) {
-            return Err("an address in an unusual spelling");
+            return Err(UrlError::Address);
         }
         let path = tail.split(['?', '#']).next().unwrap_or_default();
         Ok(Self {
@@ -71,7 +115,7 @@ impl Url {
 
 /// Resolves escapes of harmless characters, and `.` and `..`, so that `%2e%2e` leads where a server
 /// would go.
-fn normalize_path(path: &str) -> Result<String, &'static str> {
+fn normalize_path(path: &str) -> Result<String, UrlError> {
     let mut text = String::with_capacity(path.len());
     let mut bytes = path.bytes();
     while let Some(byte) = bytes.next() {
@@ -81,11 +125,11 @@ fn normalize_path(path: &str) -> Result<String, &'static str> {
         }
         let digit = |b: Option<u8>| b.and_then(|b| char::from(b).to_digit(16));
         let (Some(high), Some(low)) = (digit(bytes.next()), digit(bytes.next())) else {
-            return Err("a broken escape");
+            return Err(UrlError::Escape);
         };
-        let value = u8::try_from(high * 16 + low).map_err(|_| "a broken escape")?;
+        let value = u8::try_from(high * 16 + low).map_err(|_| UrlError::Escape)?;
         match value {
-            0..=0x20 | 0x7f | b'\\' | b'/' | b'%' => return Err("an escape that hides the path"),
+            0..=0x20 | 0x7f | b'\\' | b'/' | b'%' => return Err(UrlError::HidingEscape),
             b if b.is_ascii_graphic() => text.push(char::from(b)),
             b => {
                 let _ = write!(text, "%{b:02X}");
@@ -114,15 +158,15 @@ pub(super) struct UrlPattern {
 }
 
 impl UrlPattern {
-    /// Parses a pattern; the error says what is wrong.
-    pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
+    /// Parses a pattern.
+    pub(super) fn parse(text: &str) -> Result<Self, UrlError> {
         let (head, deep) = match text.strip_suffix("/**") {
             Some(head) => (head, true),
             None => (text, false),
         };
         let bare = head.replacen("://*.", "://", 1);
         if bare.contains('*') {
-            return Err("a `*` that is neither `//*.host` nor a final `/**`");
+            return Err(UrlError::Wildcard);
         }
         Ok(Self {
             subdomains_only: bare != head,
@@ -162,14 +206,14 @@ pub(super) struct HostPattern {
 }
 
 impl HostPattern {
-    /// Parses a pattern; the error says what is wrong.
-    pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
+    /// Parses a pattern.
+    pub(super) fn parse(text: &str) -> Result<Self, UrlError> {
         let (below, rest) = match text.strip_prefix("*.") {
             Some(rest) => (true, rest),
             None => (false, text),
         };
         if rest.contains(['/', '?', '#']) {
-            return Err("more than a host and a port");
+            return Err(UrlError::MoreThanHost);
         }
         let url = Url::parse(&format!("https://{rest}"))?;
         Ok(Self {

@@ -20,6 +20,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::dir::{OpenMode, ReadOutcome, SessionDir, Subdirectory};
+use super::error::{PutError, SessionError};
 use super::record::now_ms;
 use super::runner::session_id;
 use super::watch::{DirChange, Watch};
@@ -30,7 +31,7 @@ use marshal_wire::skillpilot::carrier::{
 use marshal_wire::skillpilot::{COMMAND_BYTES, CONTROL_BYTES, CommandName, StateFile};
 
 /// The maximum number of commands that are followed at the same time.
-const FOLLOWED: usize = 64;
+pub(super) const FOLLOWED: usize = 64;
 /// How long an ending Runner waits until the Master has received the last messages.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -87,7 +88,7 @@ impl CarrierThread {
             });
             if let Err(error) = served {
                 // The Master receives nothing any more, so its Runner ends and reports the reason.
-                super::report_error(&format!("the carrier failed: {error}"));
+                super::report_error(&SessionError::Carrier(error).to_string());
                 let own = rustix::process::getpid();
                 let _ = rustix::process::kill_process(own, rustix::process::Signal::TERM);
             }
@@ -104,14 +105,14 @@ impl CarrierThread {
 }
 
 /// Carries files for a Master at standard input and output until the Master disconnects.
-pub(super) fn carry(path: &Path, poll: Duration) -> Result<(), String> {
+pub(super) fn carry(path: &Path, poll: Duration) -> Result<(), SessionError> {
     let dir = SessionDir::open(path, OpenMode::Carry)?;
     let id = session_id(&dir);
     let mut carrier = Carrier::new(Arc::new(dir), poll, false);
     carrier
         .send_hello(&id)
         .and_then(|()| carrier.serve(None))
-        .map_err(|error| format!("the carrier failed: {error}"))
+        .map_err(SessionError::Carrier)
 }
 
 impl Carrier {
@@ -241,14 +242,14 @@ impl Carrier {
         };
         match self.execute_put(&put) {
             Ok(()) => Ok(()),
-            Err(why) => write_message(&CarrierMessage::Refused {
+            Err(error) => write_message(&CarrierMessage::Refused {
                 path: &put.path,
-                why: &why,
+                why: &error.to_string(),
             }),
         }
     }
 
-    fn execute_put(&mut self, put: &PutMessage<'_>) -> Result<(), String> {
+    fn execute_put(&mut self, put: &PutMessage<'_>) -> Result<(), PutError> {
         let PutMessage {
             kind,
             path,
@@ -256,30 +257,25 @@ impl Carrier {
             stamp,
         } = put;
         if kind != PUT_TYPE {
-            return Err("the only message type is put".to_owned());
+            return Err(PutError::Type);
         }
-        let mut object: Map<String, Value> = serde_json::from_str(content.get())
-            .map_err(|error| format!("the content is not valid: {error}"))?;
+        let mut object: Map<String, Value> = serde_json::from_str(content.get())?;
         if let Some(stamp) = stamp {
             let ms = i64::try_from(stamp.in_ms).unwrap_or(i64::MAX);
             let time = now_ms().saturating_add(ms).to_string();
             object.insert(stamp.member.clone().into_owned(), Value::String(time));
         }
-        let (part, name, followed) =
-            parse_target(path).ok_or("a Master may not write this file")?;
+        let (part, name, followed) = parse_target(path).ok_or(PutError::Target)?;
         if followed.is_some() && self.followed.len() >= FOLLOWED {
-            return Err(format!(
-                "{FOLLOWED} commands are in progress: wait for a result"
-            ));
+            return Err(PutError::Busy);
         }
         let text = Value::Object(object).to_string();
         if text.len() > COMMAND_BYTES {
-            return Err(format!("the content has more than {COMMAND_BYTES} bytes"));
+            return Err(PutError::TooLong);
         }
         let durable = followed.is_some();
         self.dir
-            .write_atomic(part, name, text.as_bytes(), durable)
-            .map_err(|error| error.to_string())?;
+            .write_atomic(part, name, text.as_bytes(), durable)?;
         if let Some(command) = followed {
             self.followed.insert(command, FollowedCommand::default());
         }

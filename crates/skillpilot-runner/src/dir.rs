@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+use super::error::{DirectoryError, SessionError};
 use marshal_sandbox::flock;
 use marshal_sandbox::held_dir::{self, Lookup, Moved, OPEN_DIR};
 use marshal_wire::skillpilot::{DIRECTORIES, TEMPORARY_PREFIX};
@@ -85,72 +86,45 @@ pub(super) struct SessionDir {
 /// lock on a directory does not reach other machines. A lock on a file does, if the file system
 /// supports it.
 const LOCK: &str = ".lock";
+/// The lock file in a message, before what is wrong with it.
+const LOCK_FILE: &str = "state/.lock ";
 
 /// The permissions of a new file.
 const NEW_FILE: Mode = Mode::RUSR.union(Mode::WUSR).union(Mode::RGRP);
 
 impl SessionDir {
     /// Opens the directory and creates what is missing.
-    pub(super) fn open(path: &Path, used: OpenMode) -> Result<Self, String> {
+    pub(super) fn open(path: &Path, used: OpenMode) -> Result<Self, SessionError> {
         // Without a trailing slash: the kernel would follow a symbolic link before it.
         let plain: PathBuf = path.components().collect();
-        let path: &Path = &plain;
-        let describe = |what: &str| format!("the session directory {}: {what}", path.display());
-        let own = Mode::RWXU;
-        match rustix::fs::mkdirat(CWD, path, own) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(describe(&format!("cannot be created: {error}"))),
+        Self::open_plain(&plain, used).map_err(|problem| SessionError::Open {
+            path: plain,
+            problem,
+        })
+    }
+
+    fn open_plain(path: &Path, used: OpenMode) -> Result<Self, DirectoryError> {
+        let (root, stat) = open_or_create(CWD, path, "")?;
+        let mode = stat.st_mode & 0o7777;
+        if mode & 0o022 != 0 {
+            return Err(DirectoryError::Mode("write", mode));
         }
-        let opened = rustix::fs::openat(CWD, path, OPEN_DIR, Mode::empty());
-        let root = opened.map_err(|error| {
-            describe(&format!(
-                "cannot be opened as a directory (symbolic links are not allowed): {error}"
-            ))
-        })?;
-        let stat = rustix::fs::fstat(&root).map_err(|error| describe(&error.to_string()))?;
-        if stat.st_mode & 0o022 != 0 {
-            return Err(describe(&format!(
-                "others may write it (mode {:o}): make it 0700, or 0750 if a group must read it",
-                stat.st_mode & 0o7777
-            )));
+        if mode & 0o007 != 0 {
+            return Err(DirectoryError::Mode("read", mode));
         }
-        if stat.st_mode & 0o007 != 0 {
-            return Err(describe(&format!(
-                "others may read it (mode {:o}): make it 0700, or 0750 if a group must read it",
-                stat.st_mode & 0o7777
-            )));
-        }
-        check_owner(&stat).map_err(|why| describe(&format!("it {why}")))?;
-        if used == OpenMode::Run
-            && let Err(error) = flock::lock(&root)
-        {
-            return Err(describe(&match error {
-                Errno::WOULDBLOCK => {
-                    "another Runner works in it: stop that one, or use another directory".to_owned()
-                }
-                error => format!("cannot be locked: {error}"),
-            }));
+        check_owner(&stat, "it")?;
+        if used == OpenMode::Run {
+            flock::lock(&root).map_err(|error| lock_error(error, "", ""))?;
         }
         let mut parts = Vec::new();
         for part in Subdirectory::ALL {
             let name = part.name();
-            match rustix::fs::mkdirat(&root, name, own) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(describe(&format!("{name}/ cannot be created: {error}"))),
-            }
-            let opened = rustix::fs::openat(&root, name, OPEN_DIR, Mode::empty());
-            let opened = opened.map_err(|error| {
-                describe(&format!(
-                    "{name}/ cannot be opened as a directory (symbolic links are not allowed): {error}"
-                ))
-            })?;
-            let stat = rustix::fs::fstat(&opened).map_err(|error| describe(&error.to_string()))?;
+            let (opened, stat) =
+                open_or_create(root.as_fd(), Path::new(name), &format!("{name}/ "))?;
             if stat.st_mode & 0o022 != 0 {
-                return Err(describe(&format!(
-                    "others may write {name}/: make it 0700 or 0750"
-                )));
+                return Err(DirectoryError::PartMode(name));
             }
-            check_owner(&stat).map_err(|why| describe(&format!("{name}/ {why}")))?;
+            check_owner(&stat, &format!("{name}/"))?;
             parts.push(opened);
         }
         let mut dir = Self {
@@ -164,12 +138,12 @@ impl SessionDir {
             .map_or(REJECTED, |names| names.len());
         dir.rejected.store(count, Ordering::Relaxed);
         if used == OpenMode::Run {
-            dir.lock = Some(dir.lock_state_file().map_err(|why| describe(&why))?);
+            dir.lock = Some(dir.lock_state_file()?);
         }
         Ok(dir)
     }
 
-    fn lock_state_file(&self) -> Result<File, String> {
+    fn lock_state_file(&self) -> Result<File, DirectoryError> {
         let flags = OFlags::RDWR
             | OFlags::CREATE
             | OFlags::NOFOLLOW
@@ -194,15 +168,10 @@ impl SessionDir {
                 Err(error)
             }
         });
-        let failed = |error: Errno| format!("state/{LOCK} cannot be locked: {error}");
-        let file = opened.map_err(failed)?;
-        match flock::lock(&file) {
-            Ok(()) => Ok(File::from(file)),
-            Err(Errno::WOULDBLOCK) => {
-                Err("another Runner works in it, perhaps on another machine: stop that one, or use another directory".to_owned())
-            }
-            Err(error) => Err(failed(error)),
-        }
+        let file = opened.map_err(|error| DirectoryError::Lock(LOCK_FILE, error))?;
+        flock::lock(&file)
+            .map_err(|error| lock_error(error, LOCK_FILE, ", perhaps on another machine"))?;
+        Ok(File::from(file))
     }
 
     /// The machine of the last Runner in the directory; empty if there was none.
@@ -227,10 +196,10 @@ impl SessionDir {
 
     /// Checks that the subdirectories are still the opened ones: files in replaced directories
     /// would never be seen. The error names a directory that was removed or replaced.
-    pub(super) fn check_intact(&self) -> Result<(), String> {
+    pub(super) fn check_intact(&self) -> Result<(), SessionError> {
         for part in Subdirectory::ALL {
             let name = part.name();
-            let opened = rustix::fs::fstat(self.fd(part)).map_err(|error| error.to_string())?;
+            let opened = rustix::fs::fstat(self.fd(part)).map_err(SessionError::Examine)?;
             let current = match rustix::fs::statat(&self.root, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(current) => Some(current),
                 Err(Errno::NOENT | Errno::NOTDIR) => None,
@@ -240,9 +209,7 @@ impl SessionDir {
             let is_same =
                 |current: &Stat| (current.st_dev, current.st_ino) == (opened.st_dev, opened.st_ino);
             if !current.as_ref().is_some_and(is_same) {
-                return Err(format!(
-                    "the session directory's {name}/ was removed or replaced while the Runner worked in it"
-                ));
+                return Err(SessionError::Replaced(name));
             }
         }
         Ok(())
@@ -451,14 +418,35 @@ impl SessionDir {
     }
 }
 
+/// Opens a directory, which is created if it is missing, and examines it. `prefix` begins messages.
+fn open_or_create(
+    parent: BorrowedFd<'_>,
+    path: &Path,
+    prefix: &str,
+) -> Result<(OwnedFd, Stat), DirectoryError> {
+    match rustix::fs::mkdirat(parent, path, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(DirectoryError::Create(prefix.to_owned(), error)),
+    }
+    let opened = rustix::fs::openat(parent, path, OPEN_DIR, Mode::empty())
+        .map_err(|error| DirectoryError::Open(prefix.to_owned(), error))?;
+    let stat = rustix::fs::fstat(&opened).map_err(DirectoryError::Examine)?;
+    Ok((opened, stat))
+}
+
+/// The error of a lock of something. `place`: where the Runner with the lock may be.
+fn lock_error(error: Errno, what: &'static str, place: &'static str) -> DirectoryError {
+    match error {
+        Errno::WOULDBLOCK => DirectoryError::InUse(place),
+        error => DirectoryError::Lock(what, error),
+    }
+}
+
 /// Whoever owns a directory can write it, whatever its mode is.
-fn check_owner(stat: &Stat) -> Result<(), String> {
+fn check_owner(stat: &Stat, part: &str) -> Result<(), DirectoryError> {
     let own = rustix::process::geteuid().as_raw();
     if stat.st_uid == own {
         return Ok(());
     }
-    Err(format!(
-        "belongs to user {}, but this process runs as user {own}: chown it, or run as its owner",
-        stat.st_uid
-    ))
+    Err(DirectoryError::Owner(part.to_owned(), stat.st_uid, own))
 }

@@ -13,6 +13,7 @@
 
 mod carrier;
 mod dir;
+mod error;
 mod lease;
 mod process_tree;
 mod record;
@@ -104,7 +105,7 @@ pub fn run(args: Args) -> ExitCode {
     if args.carry {
         return match carrier::carry(dir, Duration::from_millis(args.poll)) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(why) => report_error(&why),
+            Err(error) => report_error(&error.to_string()),
         };
     }
     let known = ToolKind::find(&args.kind);
@@ -143,7 +144,7 @@ pub fn run(args: Args) -> ExitCode {
     };
     match runner::run(dir, config) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(why) => report_error(&why),
+        Err(error) => report_error(&error.to_string()),
     }
 }
 

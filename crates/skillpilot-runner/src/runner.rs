@@ -9,7 +9,7 @@ mod control;
 mod recovery;
 mod tool;
 
-pub(super) use recovery::session_id;
+pub(super) use recovery::{SILENCE_MS, session_id};
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
@@ -24,6 +24,7 @@ use serde_json::json;
 use super::RunnerConfig;
 use super::carrier::CarrierThread;
 use super::dir::{OpenMode, ReadOutcome, SessionDir, Subdirectory};
+use super::error::{SessionError, ToolError};
 use super::lease::Lease;
 use super::record::{SessionLog, timestamp};
 use super::running::{EndReason, RunningCommand, build_result};
@@ -39,7 +40,7 @@ use recovery::{check_exclusive, recover, remove_leftovers};
 /// The maximum number of known waiting commands; the others are found by a later scan.
 const NAMES: usize = 100_000;
 /// How long a tool may take until it is ready.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum number of pieces of output that are read before other work.
 const PIECES: usize = 64;
 /// The maximum number of commands that are answered without being run before other work.
@@ -68,7 +69,7 @@ struct Runner {
     readiness: ToolReadiness,
     line_end: LineEndSkipper,
     /// Why no tool runs.
-    tool_error: Option<String>,
+    tool_error: Option<ToolError>,
     /// Whether any tool has been ready.
     was_ready: bool,
     /// Whether a file of the queue that can be neither moved nor removed has been logged.
@@ -88,7 +89,7 @@ struct Runner {
 }
 
 /// Runs a session until its end.
-pub(super) fn run(path: &Path, config: RunnerConfig) -> Result<(), String> {
+pub(super) fn run(path: &Path, config: RunnerConfig) -> Result<(), SessionError> {
     let dir = Arc::new(SessionDir::open(path, OpenMode::Run)?);
     check_exclusive(&dir)?;
     let mut mask = SigSet::empty();
@@ -104,12 +105,11 @@ pub(super) fn run(path: &Path, config: RunnerConfig) -> Result<(), String> {
     let signals = mask
         .thread_block()
         .and_then(|()| SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
-        .map_err(|error| format!("cannot set up signal handling: {error}"))?;
-    super::process_tree::become_subreaper()
-        .map_err(|error| format!("cannot become the subreaper of the tool's processes: {error}"))?;
+        .map_err(SessionError::Signals)?;
+    super::process_tree::become_subreaper().map_err(SessionError::Subreaper)?;
     let session_id = session_id(&dir);
     let mut record = SessionLog::open(&dir, session_id.clone());
-    let failed = |error: std::io::Error| format!("the session directory: {error}");
+    let failed = SessionError::Prepare;
     remove_leftovers(&dir, &mut record, config.stdio).map_err(failed)?;
     recover(&dir, &mut record).map_err(failed)?;
     // Before the carrier can report the state of an earlier start.
@@ -156,7 +156,7 @@ pub(super) fn run(path: &Path, config: RunnerConfig) -> Result<(), String> {
 }
 
 impl Runner {
-    fn serve(&mut self) -> Result<(), String> {
+    fn serve(&mut self) -> Result<(), SessionError> {
         loop {
             self.scan_if_due();
             self.check_lease();
@@ -174,11 +174,11 @@ impl Runner {
                 _ => {}
             }
             if !self.was_ready
-                && let Some(why) = &self.tool_error
+                && let Some(error) = self.tool_error.take()
             {
                 self.log
                     .set_phase(&self.dir, RunnerPhase::Error, None, None);
-                return Err(why.clone());
+                return Err(error.into());
             }
             self.check_directory()?;
             let is_more = (0..MAX_ANSWERS_PER_ROUND).all(|_| self.start_next());
@@ -240,7 +240,7 @@ impl Runner {
     }
 
     /// Checks with each heartbeat that the subdirectories are the opened ones.
-    fn check_directory(&mut self) -> Result<(), String> {
+    fn check_directory(&mut self) -> Result<(), SessionError> {
         if !std::mem::take(&mut self.is_directory_check_due) {
             return Ok(());
         }
@@ -478,7 +478,7 @@ impl Runner {
     }
 
     /// Ends the tool and writes the last state.
-    fn shut_down(&mut self, ended: &Result<(), String>) {
+    fn shut_down(&mut self, ended: &Result<(), SessionError>) {
         if ended.is_ok() {
             self.stop = Some(self.stop.unwrap_or(StopMode::Force));
         }
@@ -486,7 +486,7 @@ impl Runner {
         self.end_tool(true);
         self.write_results();
         self.log.write_heartbeat(&self.dir);
-        let why = ended.as_ref().err();
+        let why = ended.as_ref().err().map(ToString::to_string);
         self.log
             .log_event(&self.dir, "runner_ended", json!({ "error": why }));
         self.set_phase(RunnerPhase::Stopping);

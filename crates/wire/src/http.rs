@@ -8,23 +8,32 @@ pub fn is_token(text: &[u8]) -> bool {
     !text.is_empty() && text.iter().all(fits)
 }
 
+/// Why a line is not a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// It has no colon.
+    #[error("a header has no colon")]
+    NoColon,
+    /// Its name is no token: an empty one, a blank before the colon, a line that continues another.
+    #[error("the name of a header is invalid, or a header spans two lines")]
+    Name,
+    /// Its value has a control character.
+    #[error("the value of a header contains a control character")]
+    Value,
+}
+
 /// Name and value of a header line without its end; the value without the blanks around it.
-///
-/// # Errors
-///
-/// In words: no colon, a name that is no token (an empty one, a blank before the colon, a line that
-/// continues another), or a control character in the value.
-pub fn parse_header(line: &[u8]) -> Result<(&[u8], &[u8]), &'static str> {
+pub fn parse_header(line: &[u8]) -> Result<(&[u8], &[u8]), HeaderError> {
     let colon = line.iter().position(|byte| *byte == b':');
     let Some((name, value)) = colon.map(|at| (&line[..at], &line[at + 1..])) else {
-        return Err("a header has no colon");
+        return Err(HeaderError::NoColon);
     };
     if !is_token(name) {
-        return Err("the name of a header is invalid, or a header spans two lines");
+        return Err(HeaderError::Name);
     }
     let is_of_values = |byte: &u8| matches!(byte, b'\t' | b' '..=b'~' | 0x80..);
     if !value.iter().all(is_of_values) {
-        return Err("the value of a header contains a control character");
+        return Err(HeaderError::Value);
     }
     Ok((name, value.trim_ascii()))
 }

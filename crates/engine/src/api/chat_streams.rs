@@ -50,8 +50,8 @@ async fn follow(
         piece = tokio::select! {
             pieces = followed.events.next() => match pieces {
                 Ok(pieces) => pieces.concat().into(),
-                Err(why) => {
-                    tracing::warn!(why, "a chat's stream ends: its events cannot be read");
+                Err(error) => {
+                    tracing::warn!(why = error.to_string(), "a chat's stream ends: its events cannot be read");
                     break StreamEnd::Failed;
                 }
             },
@@ -79,8 +79,11 @@ async fn send_remaining(followed: &mut Subscription, sender: &mpsc::Sender<Bytes
                     return StreamEnd::Gone;
                 }
             }
-            Err(why) => {
-                tracing::warn!(why, "a chat's last events were not sent");
+            Err(error) => {
+                tracing::warn!(
+                    why = error.to_string(),
+                    "a chat's last events were not sent"
+                );
                 return StreamEnd::Failed;
             }
         }

@@ -132,8 +132,8 @@ impl ConversationStream {
         let read = tokio::task::spawn_blocking(move || history.events(&session, given)).await;
         let events = match read {
             Ok(Ok(events)) => events,
-            Ok(Err(why)) => {
-                tracing::warn!(session = %self.session, why, "a client misses events");
+            Ok(Err(error)) => {
+                tracing::warn!(session = %self.session, why = error.to_string(), "a client misses events");
                 Vec::new()
             }
             Err(_) => Vec::new(),
@@ -151,6 +151,7 @@ impl ConversationStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::JournalError;
     use crate::api::history::SessionSpan;
     use crate::api::test_fixtures::slot;
     use marshal_model::{Event, EventId, RunId};
@@ -159,12 +160,12 @@ mod tests {
     struct Upto(u64);
 
     impl History for Upto {
-        fn sessions(&self, _: &RunId) -> Result<Vec<SessionSpan>, String> {
+        fn sessions(&self, _: &RunId) -> Result<Vec<SessionSpan>, JournalError> {
             Ok(Vec::new())
         }
 
         /// Two at a time.
-        fn events(&self, _: &SessionId, after: u64) -> Result<Vec<StampedEvent>, String> {
+        fn events(&self, _: &SessionId, after: u64) -> Result<Vec<StampedEvent>, JournalError> {
             Ok(events(after + 1, self.0.min(after + 2)))
         }
     }

@@ -107,7 +107,7 @@ async fn authorize(State(guard): State<Guard>, mut request: Request, next: Next)
     };
     let needed = match required_role(guard.routes, &request) {
         Ok(needed) => needed,
-        Err(allowed) => return method_not_allowed(&allowed),
+        Err(error) => return method_not_allowed(&error),
     };
     if !caller.role.satisfies(needed)
         || caller.approvals_only && guard.about != RouteScope::Approvals
@@ -192,8 +192,13 @@ pub(super) async fn identify(
     }
 }
 
-/// Returns the role that a request's route requires, or the methods that its path allows.
-fn required_role(routes: RouteRoles, request: &Request) -> Result<Role, String> {
+/// A request's path has no route of its method: the methods that it allows.
+#[derive(Debug, thiserror::Error)]
+#[error("this resource allows {0} only")]
+struct MethodNotAllowed(String);
+
+/// Returns the role that a request's route requires.
+fn required_role(routes: RouteRoles, request: &Request) -> Result<Role, MethodNotAllowed> {
     let path = request.extensions().get::<MatchedPath>();
     let Some(path) = path.map(MatchedPath::as_str) else {
         return Ok(Role::Admin);
@@ -214,7 +219,7 @@ fn required_role(routes: RouteRoles, request: &Request) -> Result<Role, String> 
     if allowed.contains(&"GET") {
         allowed.push("HEAD");
     }
-    Err(allowed.join(", "))
+    Err(MethodNotAllowed(allowed.join(", ")))
 }
 
 /// Returns the bearer token; the scheme is case-insensitive.
@@ -259,10 +264,9 @@ fn too_many_requests(wait: Duration) -> Response {
     with_connection_close(response)
 }
 
-fn method_not_allowed(allowed: &str) -> Response {
-    let detail = format!("this resource allows {allowed} only");
-    let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, &detail);
-    if let Ok(value) = HeaderValue::from_str(allowed) {
+fn method_not_allowed(error: &MethodNotAllowed) -> Response {
+    let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, &error.to_string());
+    if let Ok(value) = HeaderValue::from_str(&error.0) {
         response.headers_mut().insert(header::ALLOW, value);
     }
     with_connection_close(response)

@@ -6,7 +6,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use marshal_journal::{Journal, Reader, StoredTask};
+use crate::JournalError;
+use marshal_journal::{Journal, ReadError, Reader, StoredTask};
 use marshal_model::limits;
 use marshal_model::{PoolName, RunId, SessionId, SlotId, StampedEvent, TaskId};
 
@@ -34,15 +35,15 @@ pub trait History: std::fmt::Debug + Send + Sync {
     /// Returns the sessions of a run, in the order of their start.
     ///
     /// # Errors
-    /// Why it cannot be read, for a log.
-    fn sessions(&self, run: &RunId) -> Result<Vec<SessionSpan>, String>;
+    /// [`JournalError`]
+    fn sessions(&self, run: &RunId) -> Result<Vec<SessionSpan>, JournalError>;
 
     /// Returns events of a session after a seq, in order: as many as fit into one page; an empty
     /// list if there are none.
     ///
     /// # Errors
-    /// Why it cannot be read, for a log.
-    fn events(&self, session: &SessionId, after: u64) -> Result<Vec<StampedEvent>, String>;
+    /// [`JournalError`]
+    fn events(&self, session: &SessionId, after: u64) -> Result<Vec<StampedEvent>, JournalError>;
 }
 
 /// Reads the past from the journal, over one connection for all subscribers.
@@ -62,17 +63,18 @@ impl JournalHistory {
         }
     }
 
-    fn read<T>(
+    /// Runs `read` on this thread, which may block.
+    pub(super) fn read<T>(
         &self,
-        read: impl FnOnce(&Reader) -> Result<T, marshal_journal::ReadError>,
-    ) -> Result<T, String> {
+        read: impl FnOnce(&Reader) -> Result<T, ReadError>,
+    ) -> Result<T, JournalError> {
         let mut idle = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let reader = match idle.take() {
             Some(reader) => reader,
-            None => self.journal.reader().map_err(|error| error.to_string())?,
+            None => self.journal.reader()?,
         };
         // After a failure, the next read opens a new connection.
-        let found = read(&reader).map_err(|error| error.to_string())?;
+        let found = read(&reader)?;
         *idle = Some(reader);
         Ok(found)
     }
@@ -82,14 +84,18 @@ impl JournalHistory {
     /// Returns one task; `None` if there is none, or it was removed.
     ///
     /// # Errors
-    /// Why it cannot be read.
-    pub(super) fn task(&self, run: &RunId, task: &TaskId) -> Result<Option<StoredTask>, String> {
+    /// [`JournalError`]
+    pub(super) fn task(
+        &self,
+        run: &RunId,
+        task: &TaskId,
+    ) -> Result<Option<StoredTask>, JournalError> {
         self.read(|reader| reader.task(run, task))
     }
 }
 
 impl History for JournalHistory {
-    fn sessions(&self, run: &RunId) -> Result<Vec<SessionSpan>, String> {
+    fn sessions(&self, run: &RunId) -> Result<Vec<SessionSpan>, JournalError> {
         let rows = self.read(|reader| reader.sessions_of_run(run))?;
         // Only ids that passed these checks were ever written, so parsing them cannot fail.
         let worked = |row: marshal_journal::RunSession| {
@@ -109,15 +115,14 @@ impl History for JournalHistory {
         Ok(rows.into_iter().filter_map(worked).collect())
     }
 
-    fn events(&self, session: &SessionId, after: u64) -> Result<Vec<StampedEvent>, String> {
+    fn events(&self, session: &SessionId, after: u64) -> Result<Vec<StampedEvent>, JournalError> {
         let page = |reader: &Reader| {
             let (most, bytes) = (limits::CATCH_UP_EVENTS, limits::CATCH_UP_BYTES);
             reader.events_page(session, after, most, bytes)
         };
         let rows = self.read(page)?;
         let events = rows.iter().map(marshal_journal::StoredEvent::decode);
-        events
-            .collect::<Result<_, _>>()
-            .map_err(|error| error.to_string())
+        let events: Result<_, _> = events.collect();
+        Ok(events.map_err(ReadError::from)?)
     }
 }

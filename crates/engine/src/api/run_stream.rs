@@ -13,6 +13,7 @@ use tokio::sync::{broadcast, mpsc, watch};
 use super::catch_up::{CatchUpStep, Positions};
 use super::history::History;
 use super::service::Fleet;
+use crate::JournalError;
 use marshal_fleet::{FleetEvent, TaskReport};
 use marshal_model::limits;
 use marshal_model::{IdError, RunId, SessionId, SlotId, TaskId};
@@ -348,14 +349,14 @@ impl RunStream {
     /// Reads the past on a thread that may block, and logs errors.
     async fn read_history<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&dyn History) -> Result<T, String> + Send + 'static,
+        read: impl FnOnce(&dyn History) -> Result<T, JournalError> + Send + 'static,
     ) -> Option<T> {
         let history = Arc::clone(&self.history);
         let result = tokio::task::spawn_blocking(move || read(history.as_ref())).await;
         match result {
             Ok(Ok(result)) => Some(result),
-            Ok(Err(why)) => {
-                tracing::warn!(run = %self.ledger.run(), why, "a watcher misses events");
+            Ok(Err(error)) => {
+                tracing::warn!(run = %self.ledger.run(), why = error.to_string(), "a watcher misses events");
                 None
             }
             Err(_) => None,

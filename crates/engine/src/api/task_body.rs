@@ -10,7 +10,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::task_rules;
+use super::task_rules::{self, TaskRuleError};
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, TaskId, TaskRef, TaskSpec, UntrustedText};
@@ -125,17 +125,18 @@ impl TaskBody {
     /// [`TaskFault`]
     pub fn into_spec(self, id: TaskId) -> Result<TaskSpec, TaskFault> {
         let shown = |error: marshal_model::IdError| escape_for_display(&error.to_string(), 200);
-        task_rules::check_prompt(&self.prompt).map_err(|e| ("prompt", e))?;
+        let fault = |key| move |error: TaskRuleError| (key, error.to_string());
+        task_rules::check_prompt(&self.prompt).map_err(fault("prompt"))?;
         let pool = self.pool.as_deref().map(PoolName::new).transpose();
         let pool = pool.map_err(|error| ("pool", shown(error)))?;
         let attempts = self.attempts.map(task_rules::check_attempts).transpose();
-        task_rules::check_files(&self.files).map_err(|e| ("files", e))?;
-        task_rules::check_files(&self.embed).map_err(|e| ("embed", e))?;
+        task_rules::check_files(&self.files).map_err(fault("files"))?;
+        task_rules::check_files(&self.embed).map_err(fault("embed"))?;
         if let Some(name) = &self.policy_layer {
-            task_rules::check_policy_layer(name).map_err(|e| ("policy_layer", e))?;
+            task_rules::check_policy_layer(name).map_err(fault("policy_layer"))?;
         }
         if let Some(check) = &self.check {
-            task_rules::check_argv(check).map_err(|e| ("check", e))?;
+            task_rules::check_argv(check).map_err(fault("check"))?;
         }
         let priority = task_rules::check_priority(Some(self.priority.unwrap_or(0)));
         if self.after.len() > TASK_AFTER {
@@ -156,12 +157,12 @@ impl TaskBody {
             prompt: UntrustedText::new(self.prompt),
             pool,
             workspace: None,
-            attempts: attempts.map_err(|e| ("attempts", e))?,
+            attempts: attempts.map_err(fault("attempts"))?,
             check: self.check,
             files: self.files,
             embedded_files: self.embed,
             policy_layer: self.policy_layer,
-            priority: priority.map_err(|e| ("priority", e))?,
+            priority: priority.map_err(fault("priority"))?,
             depends_on: after.map_err(bad)?,
         })
     }

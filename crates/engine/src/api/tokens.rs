@@ -30,6 +30,35 @@ const SHORTEST: usize = 32;
 /// not. `None` if the file does not exist.
 pub type OpenTrusted = fn(&Path) -> Result<Option<File>, String>;
 
+/// Why a file with a token, a certificate or a key cannot be used. Contains nothing of the file.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialFileError {
+    /// It was not opened: the reason of [`OpenTrusted`].
+    #[error("{0}")]
+    NotOpened(String),
+    /// It does not exist.
+    #[error("there is no such file")]
+    Missing,
+    /// A file or a directory cannot be read.
+    #[error("it cannot be read: {0}")]
+    Read(#[from] io::Error),
+    /// Others could read or replace it: what else it must be, if anything.
+    #[error("it must be a file of the supervisor's user or root with mode 0600{0}")]
+    Permissions(&'static str),
+    /// It has more bytes than this.
+    #[error("it has more than {0} bytes")]
+    TooLong(u64),
+    /// The token is too short.
+    #[error("it is shorter than {SHORTEST} characters")]
+    TooShort,
+    /// A directory has too many files.
+    #[error(
+        "it contains more than {most} files, so all of them are ignored: remove unused ones",
+        most = limits::TOKEN_FILES
+    )]
+    TooManyFiles,
+}
+
 /// The tokens of a supervisor.
 #[derive(Clone)]
 pub struct Tokens {
@@ -162,8 +191,8 @@ impl Tokens {
             let known = match read_token(path, self.open) {
                 Ok(Some(known)) => known,
                 Ok(None) => return false,
-                Err(why) => {
-                    faults.insert(path.to_owned(), token_fault(path, why));
+                Err(error) => {
+                    faults.insert(path.to_owned(), token_fault(path, &error));
                     return false;
                 }
             };
@@ -204,8 +233,8 @@ impl Tokens {
                 }));
             }
         }
-        if let Err(why) = names {
-            faults.insert(approvers.clone(), token_fault(&approvers, why));
+        if let Err(error) = names {
+            faults.insert(approvers.clone(), token_fault(&approvers, &error));
         }
         self.report_faults(faults);
         caller
@@ -227,9 +256,10 @@ impl Tokens {
     }
 }
 
-fn token_fault(path: &Path, why: String) -> TokenFault {
+fn token_fault(path: &Path, error: &CredentialFileError) -> TokenFault {
     let meta = fs::symlink_metadata(path).ok();
     let file = meta.map(|meta| (meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()));
+    let why = error.to_string();
     TokenFault { why, file }
 }
 
@@ -238,59 +268,51 @@ fn getrandom(bytes: &mut [u8]) -> io::Result<()> {
 }
 
 /// Returns the names of a directory's files; none if it does not exist.
-fn names(dir: &Path) -> Result<Vec<String>, String> {
-    let describe = |error: &io::Error| format!("it cannot be read: {error}");
+fn names(dir: &Path) -> Result<Vec<String>, CredentialFileError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(describe(&error)),
+        Err(error) => return Err(error.into()),
     };
     let mut names = Vec::new();
     // The limit protects against a directory with very many files.
     for entry in entries.take(limits::TOKEN_FILES + 1) {
-        let name = entry.map_err(|error| describe(&error))?.file_name();
+        let name = entry?.file_name();
         names.extend(name.into_string().ok());
     }
     if names.len() > limits::TOKEN_FILES {
-        let most = limits::TOKEN_FILES;
-        return Err(format!(
-            "it contains more than {most} files, so all of them are ignored: remove unused ones"
-        ));
+        return Err(CredentialFileError::TooManyFiles);
     }
     names.sort_unstable();
     Ok(names)
 }
 
 /// Reads a token from a file that nobody else can read; `None` if it does not exist.
-fn read_token(path: &Path, open: OpenTrusted) -> Result<Option<String>, String> {
-    const OWN: &str =
-        "it must be a file of the supervisor's user or root with mode 0600, and not a link";
-    let io = |error: io::Error| format!("it cannot be read: {error}");
+fn read_token(path: &Path, open: OpenTrusted) -> Result<Option<String>, CredentialFileError> {
+    const OWN: CredentialFileError = CredentialFileError::Permissions(", and not a link");
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_file() => {}
-        Ok(_) => return Err(OWN.to_owned()),
+        Ok(_) => return Err(OWN),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(io(error)),
+        Err(error) => return Err(error.into()),
     }
-    let Some(file) = open(path)? else {
+    let Some(file) = open(path).map_err(CredentialFileError::NotOpened)? else {
         return Ok(None);
     };
-    let meta = file.metadata().map_err(io)?;
+    let meta = file.metadata()?;
     let own = rustix::process::geteuid().as_raw();
     if !meta.is_file() || meta.uid() != own && meta.uid() != 0 || meta.mode() & 0o077 != 0 {
-        return Err(OWN.to_owned());
+        return Err(OWN);
     }
     let mut text = String::new();
     let most = limits::TOKEN_BYTES;
-    file.take(most as u64 + 1)
-        .read_to_string(&mut text)
-        .map_err(io)?;
+    file.take(most as u64 + 1).read_to_string(&mut text)?;
     if text.len() > most {
-        return Err(format!("it has more than {most} bytes"));
+        return Err(CredentialFileError::TooLong(most as u64));
     }
     let text = text.trim();
     if text.len() < SHORTEST {
-        return Err("it is shorter than 32 characters".to_owned());
+        return Err(CredentialFileError::TooShort);
     }
     Ok(Some(text.to_owned()))
 }
@@ -298,13 +320,10 @@ fn read_token(path: &Path, open: OpenTrusted) -> Result<Option<String>, String> 
 /// Checks whether a token file can be used.
 ///
 /// # Errors
-/// What is wrong with it; the message contains nothing of the token.
-pub fn check(path: &Path, open: OpenTrusted) -> Result<(), String> {
-    match read_token(path, open) {
-        Ok(Some(_)) => Ok(()),
-        Ok(None) => Err("there is no such file".to_owned()),
-        Err(why) => Err(why),
-    }
+/// [`CredentialFileError`]
+pub fn check(path: &Path, open: OpenTrusted) -> Result<(), CredentialFileError> {
+    let token = read_token(path, open)?;
+    token.map(drop).ok_or(CredentialFileError::Missing)
 }
 
 #[cfg(test)]
@@ -404,9 +423,9 @@ mod tests {
             assert_eq!(found(), None, "taken away");
         }
         put(&file, &good, 0o600);
-        assert_eq!(check(&file, plainly), Ok(()));
+        check(&file, plainly).expect("a usable file");
         put(&file, "short", 0o600);
-        let why = check(&file, plainly).expect_err("too short");
+        let why = check(&file, plainly).expect_err("too short").to_string();
         assert!(why.contains("shorter than 32"), "{why}");
         assert!(check(&dir.path().join("none"), plainly).is_err());
     }

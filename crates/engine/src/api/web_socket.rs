@@ -6,6 +6,7 @@
 
 use axum::body::{Body, Bytes};
 use axum::extract::FromRequestParts as _;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, header};
@@ -89,23 +90,32 @@ fn decode_base64url(text: &str) -> Option<Vec<u8>> {
     (bits < 6 && buffered == 0).then_some(bytes)
 }
 
+/// Why an upgrade is invalid.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UpgradeError {
+    /// The request's headers are no upgrade.
+    #[error("the WebSocket upgrade failed: {}", .0.body_text())]
+    Rejected(#[from] WebSocketUpgradeRejection),
+    /// The listener cannot hand over its connections.
+    #[error("this connection does not support WebSocket")]
+    Unsupported,
+}
+
 impl UpgradeRequest {
     /// Returns the upgrade of a request for a stream; `None` if it wants server-sent events.
     ///
     /// # Errors
-    /// The reason if the upgrade is invalid.
-    pub(super) async fn from_parts(parts: &mut Parts) -> Result<Option<Self>, String> {
+    /// [`UpgradeError`]
+    pub(super) async fn from_parts(parts: &mut Parts) -> Result<Option<Self>, UpgradeError> {
         if !is_upgrade(&parts.headers) {
             return Ok(None);
         }
-        let upgrade = WebSocketUpgrade::from_request_parts(parts, &()).await;
-        let upgrade = upgrade
-            .map_err(|error| format!("the WebSocket upgrade failed: {}", error.body_text()))?;
+        let upgrade = WebSocketUpgrade::from_request_parts(parts, &()).await?;
         let handle = parts
             .extensions
             .get()
             .cloned()
-            .ok_or("this connection does not support WebSocket")?;
+            .ok_or(UpgradeError::Unsupported)?;
         Ok(Some(Self {
             upgrade,
             connection: handle,

@@ -15,6 +15,7 @@ use super::autonomous::{self, RoundResult};
 use super::directory::first_prompt;
 use super::plan::with_instructions;
 use super::stream_events;
+use crate::JournalError;
 use marshal_fleet::{
     Conversation, ConversationUpdate, OpenError, PromptError, STOPPED_UNSENT, SlotDemand,
     SlotRelease, SubmitError, TaskReport,
@@ -100,8 +101,8 @@ impl Actor {
             self.seen.is_closed = wants.is_closed;
             let waiting = match self.next_waiting_turn().await {
                 Ok(waiting) => waiting,
-                Err(why) => {
-                    tracing::warn!(chat = %self.chat.session, why, "a chat's turns cannot be read");
+                Err(error) => {
+                    tracing::warn!(chat = %self.chat.session, why = error.to_string(), "a chat's turns cannot be read");
                     self.back_off().await;
                     continue;
                 }
@@ -154,7 +155,7 @@ impl Actor {
         &self.chat.session
     }
 
-    async fn next_waiting_turn(&self) -> Result<Option<StoredTurn>, String> {
+    async fn next_waiting_turn(&self) -> Result<Option<StoredTurn>, JournalError> {
         let chat = self.chat.session.clone();
         let read = self
             .chats
@@ -163,7 +164,7 @@ impl Actor {
         Ok(read.await?.into_iter().next())
     }
 
-    async fn last_turn(&self) -> Result<LastTurn, String> {
+    async fn last_turn(&self) -> Result<LastTurn, JournalError> {
         let chat = self.chat.session.clone();
         self.chats
             .readers
@@ -293,7 +294,7 @@ impl Actor {
     }
 
     /// Returns the prompt of a turn.
-    async fn prompt(&self, turn: &StoredTurn) -> Result<UntrustedText, String> {
+    async fn prompt(&self, turn: &StoredTurn) -> Result<UntrustedText, JournalError> {
         let config = self.chats.config.current();
         let mut pools = config.pools.iter();
         let pool = pools.find(|pool| pool.name == self.chat.pool);
@@ -339,8 +340,8 @@ impl Actor {
     async fn send(&mut self, turn: &StoredTurn) -> TurnResult {
         let text = match self.prompt(turn).await {
             Ok(text) => text,
-            Err(why) => {
-                tracing::warn!(chat = %self.chat.session, why, "a turn waits for the journal");
+            Err(error) => {
+                tracing::warn!(chat = %self.chat.session, why = error.to_string(), "a turn waits for the journal");
                 return TurnResult::NotSent;
             }
         };
@@ -401,8 +402,8 @@ impl Actor {
         let last = loop {
             match self.last_turn().await {
                 Ok(last) => break last,
-                Err(why) => {
-                    tracing::warn!(chat = %self.chat.session, why, "a turn's end cannot be read yet");
+                Err(error) => {
+                    tracing::warn!(chat = %self.chat.session, why = error.to_string(), "a turn's end cannot be read yet");
                 }
             }
             if self.chats.stop.is_cancelled() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::Inner;
+use super::{ChatError, Inner};
 use marshal_model::SessionId;
 use marshal_model::limits;
 
@@ -25,14 +25,14 @@ pub(super) async fn run(chats: Arc<Inner>) {
             () = sleep(every) => {}
         }
         let before_ms = chats.fleet.now_ms().saturating_sub(most_ms);
-        if let Err(why) = close_unused_chats(&chats, before_ms).await {
-            tracing::warn!(why, "unused chats stay open for now");
+        if let Err(error) = close_unused_chats(&chats, before_ms).await {
+            tracing::warn!(why = error.to_string(), "unused chats stay open for now");
         }
     }
 }
 
 /// Checks all chats once, page by page.
-async fn close_unused_chats(chats: &Inner, before_ms: i64) -> Result<(), String> {
+async fn close_unused_chats(chats: &Inner, before_ms: i64) -> Result<(), ChatError> {
     let mut after: Option<SessionId> = None;
     loop {
         let from = after.clone();
@@ -44,10 +44,8 @@ async fn close_unused_chats(chats: &Inner, before_ms: i64) -> Result<(), String>
             return Ok(());
         };
         for chat in page {
-            match chats.close_unused(&chat, before_ms).await {
-                Ok(true) => tracing::info!(%chat, "an unused chat is closed"),
-                Ok(false) => {}
-                Err(error) => return Err(error.to_string()),
+            if chats.close_unused(&chat, before_ms).await? {
+                tracing::info!(%chat, "an unused chat is closed");
             }
         }
         after = Some(last);

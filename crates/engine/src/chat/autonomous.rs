@@ -295,7 +295,7 @@ pub(super) enum RoundResult {
 }
 
 impl Inner {
-    async fn facts(&self, id: &SessionId) -> Result<Facts, String> {
+    async fn facts(&self, id: &SessionId) -> Result<Facts, ChatError> {
         let of = id.clone();
         let read = self.readers.read(move |reader| {
             let Some(chat) = reader.chat(&of)? else {
@@ -314,7 +314,7 @@ impl Inner {
             }))
         });
         let found = read.await?;
-        found.ok_or_else(|| "the chat no longer exists".to_owned())
+        found.ok_or_else(|| ChatError::NotFound("the chat no longer exists".to_owned()))
     }
 }
 
@@ -328,8 +328,8 @@ impl Actor {
             let place = chats.lock_chat(&id).await;
             let facts = match chats.facts(&id).await {
                 Ok(facts) => facts,
-                Err(why) => {
-                    tracing::warn!(chat = %id, why, "a chat's progress cannot be read");
+                Err(error) => {
+                    tracing::warn!(chat = %id, why = error.to_string(), "a chat's progress cannot be read");
                     return RoundResult::Later;
                 }
             };
@@ -356,26 +356,22 @@ impl Actor {
                     over.map(|()| RoundResult::Done)
                 }
             };
-            return outcome.unwrap_or_else(|why| {
-                tracing::warn!(chat = %id, why, "a chat cannot continue yet");
+            return outcome.unwrap_or_else(|error| {
+                tracing::warn!(chat = %id, why = error.to_string(), "a chat cannot continue yet");
                 RoundResult::Later
             });
         }
     }
 
-    async fn send_continue(&mut self, chat: &StoredChat) -> Result<(), String> {
+    async fn send_continue(&mut self, chat: &StoredChat) -> Result<(), ChatError> {
         let text = chat
             .settings
             .continue_prompt
             .clone()
             .unwrap_or_else(|| CONTINUE.to_owned());
-        let turn = self
-            .chats
-            .turn(&chat.session, chat.turns + 1, text, None)
-            .map_err(|error| error.to_string())?;
+        let turn = self.chats.turn(&chat.session, chat.turns + 1, text, None)?;
         let accept = Write::Chat(ChatWrite::Accept(turn));
-        let stored = self.chats.fleet.commit_rows(vec![accept]).await;
-        stored.map_err(|error| error.to_string())
+        Ok(self.chats.fleet.commit_rows(vec![accept]).await?)
     }
 
     async fn end_rounds(
@@ -384,7 +380,7 @@ impl Actor {
         outcome: TurnOutcome,
         reason: &'static str,
         message: String,
-    ) -> Result<(), String> {
+    ) -> Result<(), ChatError> {
         let chat = &facts.chat;
         let progress = ChatProgress {
             rounds: u32::try_from(chat.turns).unwrap_or(u32::MAX),
@@ -409,7 +405,7 @@ impl Actor {
             .chats
             .fleet
             .append_event(&chat.session, event, vec![row]);
-        stored.await.map_err(|error| error.to_string())?;
+        stored.await?;
         self.chat.phase = Some(ChatPhase::Ended);
         Ok(())
     }

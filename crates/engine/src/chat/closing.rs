@@ -76,7 +76,7 @@ impl Chats {
         self.0.stop_work(&stored).await?;
         let id = stored.session.clone();
         let read = self.0.readers.read(move |reader| reader.members(&id));
-        let members = read.await.map_err(ChatError::Unavailable)?;
+        let members = read.await?;
         let all = members.iter().chain([&stored.session]).cloned();
         let marks = all.map(|chat| Write::Chat(ChatWrite::RequestClose { chat }));
         self.0.fleet.accept_rows(marks.collect()).await?;
@@ -98,8 +98,8 @@ impl Chats {
             };
             let page = match self.0.readers.read(read).await {
                 Ok(page) => page,
-                Err(why) => {
-                    tracing::error!(why, "the chats to close cannot be read");
+                Err(error) => {
+                    tracing::error!(why = error.to_string(), "the chats to close cannot be read");
                     return;
                 }
             };
@@ -180,7 +180,7 @@ impl Inner {
         let id = &chat.session;
         let of = id.clone();
         let waiting = self.readers.read(move |reader| reader.waiting_turns(&of));
-        for turn in waiting.await.map_err(ChatError::Unavailable)? {
+        for turn in waiting.await? {
             let outcome = TurnOutcome::Cancelled;
             if !self
                 .end_unsent(id, &turn.turn, outcome, STOPPED_UNSENT)
@@ -205,8 +205,7 @@ impl Inner {
         let waiting = self
             .readers
             .read(move |reader| reader.waiting_turns(&of))
-            .await
-            .map_err(ChatError::Unavailable)?
+            .await?
             .into_iter()
             .filter(|turn| !turn.is_stopped());
         let all = waiting.map(|turn| turn.turn).chain(chat.running.clone());
@@ -250,8 +249,8 @@ impl Inner {
         match self.readers.read(move |reader| reader.turn(&of)).await {
             Ok(Some(found)) if found.state != TurnState::Ended => {}
             Ok(_) => return true,
-            Err(why) => {
-                tracing::warn!(%chat, why, "a turn's state cannot be read");
+            Err(error) => {
+                tracing::warn!(%chat, why = error.to_string(), "a turn's state cannot be read");
                 return false;
             }
         }

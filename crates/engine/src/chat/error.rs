@@ -2,6 +2,7 @@
 //!
 //! Must not know how errors are sent.
 
+use crate::JournalError;
 use marshal_fleet::{OpenError, SubmitError};
 
 /// Why a request failed. Each message says what happened and what to do.
@@ -32,6 +33,12 @@ impl From<OpenError> for ChatError {
             }
             _ => Self::Unavailable(error.to_string()),
         }
+    }
+}
+
+impl From<JournalError> for ChatError {
+    fn from(error: JournalError) -> Self {
+        Self::Unavailable(error.to_string())
     }
 }
 

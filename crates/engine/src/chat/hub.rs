@@ -14,6 +14,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::readers::Readers;
 use super::stream_events::{self, StreamEvent};
+use crate::JournalError;
 use marshal_journal::{ReadError, Reader};
 use marshal_model::limits;
 use marshal_model::{EventId, SessionId};
@@ -178,7 +179,7 @@ impl Hub {
         epoch: u64,
         readers: Readers,
         tap: watch::Receiver<u64>,
-    ) -> Result<Arc<Self>, String> {
+    ) -> Result<Arc<Self>, JournalError> {
         // Subscribed before this read: later events are signalled.
         let of = session.clone();
         let end = readers.read(move |reader| reader.last_seq(&of)).await?;
@@ -206,7 +207,7 @@ impl Hub {
         self: &Arc<Self>,
         cursor: Cursor,
         shape: Shape,
-    ) -> Result<Subscriber, String> {
+    ) -> Result<Subscriber, JournalError> {
         let of = self.session.clone();
         let end = self
             .readers
@@ -236,7 +237,11 @@ impl Hub {
     }
 
     /// Returns the encoded events after a seq, limited in bytes, and the seq at which they end.
-    async fn page(&self, after: u64, bytes: usize) -> Result<(Vec<EncodedEvent>, u64), String> {
+    async fn page(
+        &self,
+        after: u64,
+        bytes: usize,
+    ) -> Result<(Vec<EncodedEvent>, u64), JournalError> {
         let session = self.session.clone();
         let read = move |reader: &Reader| page(reader, &session, after, bytes);
         self.readers.read(read).await
@@ -292,9 +297,9 @@ async fn pump(hub: Weak<Hub>, mut tap: watch::Receiver<u64>, closed: Cancellatio
                     hub.with_ring(|ring| ring.put(events, reached));
                     hub.grown.send_replace(reached);
                 }
-                Err(why) => {
+                Err(error) => {
                     tracing::warn!(
-                        why,
+                        why = error.to_string(),
                         "the events of a chat cannot be read for its subscribers"
                     );
                     drop(hub);
@@ -334,7 +339,7 @@ impl Subscriber {
     ///
     /// # Errors
     /// The journal cannot be read.
-    pub async fn next(&mut self) -> Result<Vec<Bytes>, String> {
+    pub async fn next(&mut self) -> Result<Vec<Bytes>, JournalError> {
         if let Some(first) = self.first.take() {
             return Ok(vec![first]);
         }
@@ -367,7 +372,7 @@ impl Subscriber {
     ///
     /// # Errors
     /// The journal cannot be read.
-    pub async fn read_remaining(&mut self) -> Result<Vec<Bytes>, String> {
+    pub async fn read_remaining(&mut self) -> Result<Vec<Bytes>, JournalError> {
         if let Some(first) = self.first.take() {
             return Ok(vec![first]);
         }
@@ -381,7 +386,7 @@ impl Subscriber {
     }
 
     /// Reads the journal from the cursor on, and also skips events that are sent to nobody.
-    async fn read_journal(&mut self) -> Result<Vec<Bytes>, String> {
+    async fn read_journal(&mut self) -> Result<Vec<Bytes>, JournalError> {
         let after = self.cursor.complete_seq();
         let (mut events, to) = self.hub.page(after, limits::CHAT_PIECE_BYTES).await?;
         events.retain(|event| self.cursor.is_before(event.cursor));

@@ -78,7 +78,7 @@ impl Chats {
             }
             Ok(Some((chat, turn, members)))
         });
-        let found = read.await.map_err(ChatError::Unavailable)?;
+        let found = read.await?;
         let Some((chat, turn, members)) = found else {
             return Ok(None);
         };

@@ -133,8 +133,11 @@ impl Chats {
             };
             let page = match self.0.readers.read(read).await {
                 Ok(page) => page,
-                Err(why) => {
-                    tracing::error!(why, "the chats of earlier starts cannot be read");
+                Err(error) => {
+                    tracing::error!(
+                        why = error.to_string(),
+                        "the chats of earlier starts cannot be read"
+                    );
                     return;
                 }
             };
@@ -279,7 +282,7 @@ impl Chats {
             let read = inner
                 .readers
                 .read(move |reader| reader.turn_by_key(&chat, &key));
-            if let Some(before) = read.await.map_err(ChatError::Unavailable)? {
+            if let Some(before) = read.await? {
                 if before.content.raw() != content {
                     let why = "this Idempotency-Key was used for another message: use a new one";
                     return Err(ChatError::Unprocessable(why.to_owned()));
@@ -357,7 +360,7 @@ impl Chats {
             .0
             .readers
             .read(move |reader| reader.chats(Some(name.as_str()), after.as_ref(), most + 1));
-        let mut page = read.await.map_err(ChatError::Unavailable)?;
+        let mut page = read.await?;
         let has_more = page.len() > most as usize;
         page.truncate(most as usize);
         let views = page.into_iter().map(|chat| self.0.view(chat));
@@ -382,7 +385,7 @@ impl Chats {
             .0
             .readers
             .read(move |reader| reader.turns(&id, after, most + 1));
-        let mut page = read.await.map_err(ChatError::Unavailable)?;
+        let mut page = read.await?;
         let has_more = page.len() > most as usize;
         page.truncate(most as usize);
         Ok((page, has_more))
@@ -407,7 +410,7 @@ impl Chats {
         let hub = self.0.hub(&id).await?;
         let events = hub.subscribe(cursor, shape).await;
         Ok(Subscription {
-            events: events.map_err(ChatError::Unavailable)?,
+            events: events?,
             _permit: place,
         })
     }
@@ -487,7 +490,7 @@ impl Inner {
     async fn chat(&self, id: &SessionId) -> Result<StoredChat, ChatError> {
         let of = id.clone();
         let read = self.readers.read(move |reader| reader.chat(&of));
-        let found = read.await.map_err(ChatError::Unavailable)?;
+        let found = read.await?;
         found.ok_or_else(chat_not_found)
     }
 
@@ -598,9 +601,7 @@ impl Inner {
         }
         let tap = self.fleet.follow(chat);
         let epoch = self.fleet.journal().epoch();
-        let hub = Hub::open(chat.clone(), epoch, self.stream_readers.clone(), tap)
-            .await
-            .map_err(ChatError::Unavailable)?;
+        let hub = Hub::open(chat.clone(), epoch, self.stream_readers.clone(), tap).await?;
         let mut hubs = there();
         // If two were opened at the same time, the first one stays.
         if let Some(first) = hubs.get(chat).and_then(Weak::upgrade) {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Semaphore;
 
+use crate::JournalError;
 use marshal_journal::{Journal, ReadError, Reader};
 use marshal_model::limits;
 
@@ -29,31 +30,27 @@ impl Readers {
     /// Runs `read` on a thread that may block.
     ///
     /// # Errors
-    /// The journal's error.
+    /// [`JournalError`]
     pub(super) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Reader) -> Result<T, ReadError> + Send + 'static,
-    ) -> Result<T, String> {
-        let place = Arc::clone(&self.permits)
-            .acquire_owned()
-            .await
-            .map_err(|error| error.to_string())?;
+    ) -> Result<T, JournalError> {
+        let place = Arc::clone(&self.permits).acquire_owned().await?;
         let (journal, idle) = (self.journal.clone(), Arc::clone(&self.idle));
         let work = move || {
             let _place = place;
             let found = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let reader = match found {
                 Some(reader) => reader,
-                None => journal.reader().map_err(|error| error.to_string())?,
+                None => journal.reader()?,
             };
             // After a failure, the next read opens a new connection.
-            let found = read(&reader).map_err(|error| error.to_string())?;
+            let found = read(&reader)?;
             idle.lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(reader);
             Ok(found)
         };
-        let done = tokio::task::spawn_blocking(work).await;
-        done.unwrap_or_else(|error| Err(error.to_string()))
+        tokio::task::spawn_blocking(work).await?
     }
 }

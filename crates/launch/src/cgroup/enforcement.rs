@@ -67,6 +67,14 @@ pub struct LimitEnforcement {
     pub why: Option<String>,
 }
 
+/// The configured backend does not enforce every limit.
+#[derive(Debug, thiserror::Error)]
+#[error("this backend does not enforce {} ({why})", .missing.join(", "))]
+pub(super) struct BackendError {
+    missing: Vec<&'static str>,
+    why: String,
+}
+
 impl LimitEnforcement {
     /// Chooses what enforces each limit. `has_nproc` says whether RLIMIT_NPROC counts this child's
     /// processes alone.
@@ -77,7 +85,7 @@ impl LimitEnforcement {
         limits: &ResourceLimits,
         has: &HostSupport,
         has_nproc: bool,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, BackendError> {
         let backend = limits.backend;
         let may = |of: LimitBackend| backend == LimitBackend::Auto || backend == of;
         let group = |wanted: bool, controller: Controller| {
@@ -123,10 +131,7 @@ impl LimitEnforcement {
             LimitBackend::Auto => has.missing_reason(true, true),
         };
         if matches!(backend, LimitBackend::V2 | LimitBackend::V1) {
-            return Err(format!(
-                "this backend does not enforce {} ({why})",
-                missing.join(", ")
-            ));
+            return Err(BackendError { missing, why });
         }
         enforcement.why = Some(why);
         Ok(enforcement)
@@ -141,7 +146,7 @@ impl LimitEnforcement {
         limits: &ResourceLimits,
         why_not: Option<&str>,
         has_nproc: bool,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, BackendError> {
         let holds = why_not.is_none() && limits.backend == LimitBackend::Auto;
         let by = |wanted: bool| match (wanted, holds) {
             (false, _) => Enforcement::Unwanted,
@@ -170,10 +175,8 @@ impl LimitEnforcement {
             _ => "the engine of a container enforces its limits, which needs backend = \"auto\"",
         };
         if matches!(limits.backend, LimitBackend::V2 | LimitBackend::V1) {
-            return Err(format!(
-                "this backend does not enforce {} ({why})",
-                missing.join(", ")
-            ));
+            let why = why.to_owned();
+            return Err(BackendError { missing, why });
         }
         enforcement.why = Some(why.to_owned());
         Ok(enforcement)

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{LayerText, Policy};
 
-fn budget(texts: &[&str]) -> Result<Budget, String> {
+fn budget(texts: &[&str]) -> Result<Budget, LoadError> {
     let none = |name: &str| Err(format!("no file {name}"));
     let texts: Vec<String> = texts
         .iter()
@@ -20,7 +20,7 @@ fn budget(texts: &[&str]) -> Result<Budget, String> {
             load_extended: &none,
         })
         .collect();
-    let policy = Policy::load_layers(&layers).map_err(|error| error.to_string())?;
+    let policy = Policy::load_layers(&layers)?;
     Ok(*policy.budget())
 }
 
@@ -50,6 +50,7 @@ fn values_that_are_no_budget_are_refused_by_name() {
         ("allow_per_turn = 1", "unknown field"),
     ] {
         let error = budget(&[&format!("[budget]\n{text}\n")]).expect_err(text);
+        let error = error.to_string();
         assert!(error.contains(says), "{text}: {error}");
     }
 }

@@ -4,6 +4,7 @@
 //! being one. Must not know what a condition means.
 
 use crate::document::RuleText;
+use crate::error::RuleError;
 use crate::request::ToolClass;
 use marshal_model::Decision;
 
@@ -32,55 +33,49 @@ pub(super) fn check(
     text: &RuleText,
     tools: &[ToolClass],
     decision: Decision,
-) -> Result<(), String> {
+) -> Result<(), RuleError> {
     let conditions = list_conditions(text);
     for (key, is_given, item) in &conditions {
         if *is_given && !tools.iter().all(|tool| item.contains(tool)) {
             let words: Vec<_> = item.iter().map(|t| format!("`{}`", t.as_str())).collect();
-            return Err(format!(
-                "`{key}` is only for the tools {}",
-                words.join(", ")
-            ));
+            return Err(RuleError::WrongTool(key, words.join(", ")));
         }
     }
+    let only_for = |key, rules| Err(RuleError::OnlyFor(key, rules));
     let beside = |alone: &str| conditions.iter().any(|(key, is, _)| *is && *key != alone);
     if text.exact.is_some() && beside("exact") {
-        return Err(
-            "`exact` cannot be combined with other conditions: it names whole commands".to_owned(),
-        );
+        return Err(RuleError::NotAlone("exact", "names whole commands"));
     }
     if text.pipe.is_some() && beside("pipe") {
-        return Err(
-            "`pipe` cannot be combined with other conditions: it is about two programs".to_owned(),
-        );
+        return Err(RuleError::NotAlone("pipe", "is about two programs"));
     }
     if text.unless.as_ref().is_some_and(|u| u.paths.is_none()) {
-        return Err("`unless` is empty".to_owned());
+        return Err(RuleError::EmptyUnless);
     }
     if text.program.is_some() && (text.argv.is_some() || decision != Decision::Allow) {
-        return Err("`program` is only for rules that allow, without `argv`".to_owned());
+        return only_for("program", "rules that allow, without `argv`");
     }
     if text.harmless_script && decision != Decision::Allow {
-        return Err("`harmless_script` is only for rules that allow".to_owned());
+        return only_for("harmless_script", "rules that allow");
     }
     if text.not_programs.is_some() && text.argv.is_some() {
-        return Err("`not_programs` is for rules without `argv`: it lists the programs that a rule for all programs excludes".to_owned());
+        return Err(RuleError::NotProgramsWithArgv);
     }
     if text.any_command && (conditions.iter().any(|(_, is, _)| *is) || tools != SHELL) {
-        return Err(
-            "`any_command` is only for the tool `shell`, without conditions on the command"
-                .to_owned(),
+        return only_for(
+            "any_command",
+            "the tool `shell`, without conditions on the command",
         );
     }
     if decision != Decision::Allow {
         return if text.any_command {
-            Err("`any_command` is only for rules that allow".to_owned())
+            only_for("any_command", "rules that allow")
         } else {
             Ok(())
         };
     }
     if text.pipe.is_some() {
-        return Err("`pipe` can only deny or ask".to_owned());
+        return Err(RuleError::CanOnly("`pipe`", "deny or ask"));
     }
     let permits = |tool: ToolClass| tools.contains(&tool);
     if permits(ToolClass::Shell)
@@ -89,13 +84,13 @@ pub(super) fn check(
         && text.program.is_none()
         && !text.any_command
     {
-        return Err("a rule that allows `shell` needs `argv` or `exact`".to_owned());
+        return Err(RuleError::Unlimited("shell", "`argv` or `exact`"));
     }
     if permits(ToolClass::Mcp) && text.server.is_none() {
-        return Err("a rule that allows `mcp` needs `server`".to_owned());
+        return Err(RuleError::Unlimited("mcp", "`server`"));
     }
     if permits(ToolClass::Mcp) && text.any_path.is_some() {
-        return Err("`any_path` cannot allow `mcp`: name the argument in `args`".to_owned());
+        return Err(RuleError::AnyPathAllowsMcp);
     }
     Ok(())
 }

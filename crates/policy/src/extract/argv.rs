@@ -2,27 +2,27 @@
 //!
 //! Must not know where the array was found.
 
-use super::fields::Field;
+use super::fields::{Field, ValueError};
 
 /// The shells whose `-c TEXT` is read as that text, by name or by their usual path.
 const SHELLS: &[&str] = &["sh", "bash", "zsh", "dash"];
 const SHELL_DIRS: &[&str] = &["/bin/", "/usr/bin/", "/usr/local/bin/"];
 
 /// The words of an array that can be executed.
-pub(super) fn parse_words(list: &[Field]) -> Result<Vec<&str>, String> {
+pub(super) fn parse_words(list: &[Field]) -> Result<Vec<&str>, ValueError> {
     let words: Vec<&str> = list.iter().map(parse_word).collect::<Result<_, _>>()?;
     match words.first() {
-        None => Err("is empty".to_owned()),
-        Some(first) if first.trim().is_empty() => Err("names no program".to_owned()),
+        None => Err(ValueError::NoWords),
+        Some(first) if first.trim().is_empty() => Err(ValueError::NoProgram),
         Some(_) => Ok(words),
     }
 }
 
-fn parse_word(item: &Field) -> Result<&str, String> {
+fn parse_word(item: &Field) -> Result<&str, ValueError> {
     match item {
-        Field::Text(text) if text.contains('\0') => Err("has a NUL in it".to_owned()),
+        Field::Text(text) if text.contains('\0') => Err(ValueError::Nul),
         Field::Text(text) => Ok(text),
-        _ => Err("is not an array of strings".to_owned()),
+        _ => Err(ValueError::NotWords),
     }
 }
 
@@ -37,9 +37,9 @@ pub(super) fn script<'a>(words: &[&'a str]) -> Option<&'a str> {
 }
 
 /// The command line of an array.
-pub(crate) fn to_command_line(words: &[&str]) -> Result<String, String> {
+pub(crate) fn to_command_line(words: &[&str]) -> Result<String, ValueError> {
     match script(words) {
-        Some(text) if text.trim().is_empty() => Err("is blank".to_owned()),
+        Some(text) if text.trim().is_empty() => Err(ValueError::Blank),
         Some(text) => Ok(text.to_owned()),
         None => Ok(words
             .iter()

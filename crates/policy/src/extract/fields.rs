@@ -9,6 +9,8 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
+use super::ToolError;
+
 /// The place of a field: names of members, from the outside in; `name[]` is every element of a
 /// list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +25,7 @@ struct Step {
 
 impl FieldPath {
     /// Reads `rawInput.path` or `locations[].path`.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, ToolError> {
         let step = |part: &str| {
             let (name, each) = match part.strip_suffix("[]") {
                 Some(name) => (name, true),
@@ -38,9 +40,7 @@ impl FieldPath {
         let steps: Option<Vec<_>> = text.split('.').map(step).collect();
         match steps {
             Some(steps) if steps.last().is_some_and(|last| !last.each) => Ok(Self(steps)),
-            _ => Err(format!(
-                "`{text}` is not a field path, expected one like `path`, `rawInput.path` or `locations[].path`"
-            )),
+            _ => Err(ToolError::FieldPath(text.to_owned())),
         }
     }
 }
@@ -91,13 +91,51 @@ pub(super) enum FieldRef<'a> {
     Other,
 }
 
+/// What is wrong with a value, as the end of a sentence about it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ValueError {
+    /// It is no text.
+    #[error("is no string")]
+    NotText,
+    /// It has a character that ends a text for the kernel.
+    #[error("has a NUL in it")]
+    Nul,
+    /// It has no visible character.
+    #[error("is blank")]
+    Blank,
+    /// An array of words without any.
+    #[error("is empty")]
+    NoWords,
+    /// An array of words whose first is blank.
+    #[error("names no program")]
+    NoProgram,
+    /// An array with something other than words.
+    #[error("is not an array of strings")]
+    NotWords,
+    /// The member of this name has another type: what is wrong with it.
+    #[error("has a `{0}` that {1}")]
+    Member(String, &'static str),
+}
+
+impl ValueError {
+    /// The same error with the place of the value.
+    pub(super) fn at(self, place: &FieldPath) -> FieldError {
+        FieldError(place.clone(), self)
+    }
+}
+
+/// The value at a place is wrong.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` {1}")]
+pub(super) struct FieldError(FieldPath, ValueError);
+
 impl FieldRef<'_> {
     /// The value as text.
-    pub(super) fn to_text(self) -> Result<String, String> {
+    pub(super) fn to_text(self) -> Result<String, ValueError> {
         match self {
-            Self::List(_) | Self::Other => Err("is no string".to_owned()),
-            Self::Text(text) if text.contains('\0') => Err("has a NUL in it".to_owned()),
-            Self::Text(text) if text.trim().is_empty() => Err("is blank".to_owned()),
+            Self::List(_) | Self::Other => Err(ValueError::NotText),
+            Self::Text(text) if text.contains('\0') => Err(ValueError::Nul),
+            Self::Text(text) if text.trim().is_empty() => Err(ValueError::Blank),
             Self::Text(text) => Ok(text.to_owned()),
         }
     }
@@ -105,10 +143,10 @@ impl FieldRef<'_> {
 
 impl Fields {
     /// The values at a place; a member that is `null` counts as missing.
-    pub(super) fn find(&self, place: &FieldPath) -> Result<Vec<FieldRef<'_>>, String> {
+    pub(super) fn find(&self, place: &FieldPath) -> Result<Vec<FieldRef<'_>>, FieldError> {
         let mut found = Vec::new();
         self.collect_values(&place.0, &mut found)
-            .map_err(|what| format!("`{place}` {what}"))?;
+            .map_err(|what| what.at(place))?;
         Ok(found)
     }
 
@@ -154,7 +192,7 @@ impl Fields {
         &'a self,
         steps: &[Step],
         found: &mut Vec<FieldRef<'a>>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ValueError> {
         let Some((step, rest)) = steps.split_first() else {
             return Ok(());
         };
@@ -162,19 +200,15 @@ impl Fields {
             None | Some(Field::Null) => return Ok(()),
             Some(value) => value,
         };
+        let wrong = |what| ValueError::Member(step.name.clone(), what);
         match (value, step.each) {
             (Field::Object(inner), false) if !rest.is_empty() => inner.collect_values(rest, found),
             (Field::List(items), true) => items.iter().try_for_each(|item| match item {
                 Field::Object(inner) => inner.collect_values(rest, found),
-                _ => Err(format!(
-                    "has a `{}` that contains something else",
-                    step.name
-                )),
+                _ => Err(wrong("contains something else")),
             }),
-            (_, true) => Err(format!("has a `{}` that is not a list", step.name)),
-            (_, false) if !rest.is_empty() => {
-                Err(format!("has a `{}` that is not an object", step.name))
-            }
+            (_, true) => Err(wrong("is not a list")),
+            (_, false) if !rest.is_empty() => Err(wrong("is not an object")),
             (value, false) => {
                 found.push(match value {
                     Field::Text(text) => FieldRef::Text(text),

@@ -8,7 +8,9 @@ use serde_json::value::RawValue;
 use super::fields::{FieldPath, FieldRef, Fields};
 use super::pattern::{self, push_search_targets};
 use super::values::{files, missing_field, required, single_value, text_value};
-use super::{CwdFrame, ExtractError, Names, ToolText, argv, displayed_command, parse_field_paths};
+use super::{
+    CwdFrame, ExtractError, Names, ToolError, ToolText, argv, displayed_command, parse_field_paths,
+};
 use crate::request::{ReadTarget, Request, ToolClass};
 
 #[derive(Debug, Clone)]
@@ -55,7 +57,7 @@ pub(super) enum Tool {
     },
 }
 
-pub(super) fn parse_tool(text: ToolText) -> Result<Tool, String> {
+pub(super) fn parse_tool(text: ToolText) -> Result<Tool, ToolError> {
     let class = ToolClass::parse(&text.class);
     let is = |wanted: &[ToolClass]| class.is_some_and(|class| wanted.contains(&class));
     let shell = is(&[ToolClass::Shell]);
@@ -88,15 +90,10 @@ pub(super) fn parse_tool(text: ToolText) -> Result<Tool, String> {
         ("arguments", text.arguments.is_some(), mcp),
     ];
     if let Some((key, ..)) = spare.iter().find(|(_, given, fits)| *given && !*fits) {
-        return Err(format!(
-            "`{key}` does nothing for the class `{}`",
-            text.class
-        ));
+        return Err(ToolError::UselessKey(key, text.class));
     }
-    let needed = |key: &str, names: Option<Names>| match parse_field_paths(names)? {
-        places if places.is_empty() => Err(format!(
-            "`{key}` is missing, expected the name of the field"
-        )),
+    let needed = |key: &'static str, names: Option<Names>| match parse_field_paths(names)? {
+        places if places.is_empty() => Err(ToolError::Missing(key)),
         places => Ok(places),
     };
     match class {
@@ -107,7 +104,7 @@ pub(super) fn parse_tool(text: ToolText) -> Result<Tool, String> {
             frame: text.cwd_frame.map(CwdFrame::from_text).transpose()?,
             unlike: text
                 .unlike
-                .map(|pattern| Regex::new(&pattern).map_err(|error| format!("`unlike`: {error}")))
+                .map(|pattern| Regex::new(&pattern).map_err(ToolError::Unlike))
                 .transpose()?,
             displayed: None,
         }),
@@ -143,18 +140,15 @@ pub(super) fn parse_tool(text: ToolText) -> Result<Tool, String> {
                 .map(parse_object_path)
                 .transpose()?,
         }),
-        Some(ToolClass::Unknown) | None => Err(format!(
-            "`class` is `{}`, expected `shell`, `read`, `write`, `edit`, `delete`, `move`, `fetch` or `mcp`",
-            text.class
-        )),
+        Some(ToolClass::Unknown) | None => Err(ToolError::Class(text.class)),
     }
 }
 
 /// The place of one object.
-fn parse_object_path(name: &str) -> Result<FieldPath, String> {
+fn parse_object_path(name: &str) -> Result<FieldPath, ToolError> {
     let place = FieldPath::parse(name)?;
     if place.has_list_step() {
-        return Err("`arguments` must be one object, not one per list element".to_owned());
+        return Err(ToolError::ArgumentsInList);
     }
     Ok(place)
 }

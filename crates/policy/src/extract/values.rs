@@ -3,11 +3,11 @@
 //! Must not know what a value is for.
 
 use super::ExtractError;
-use super::fields::{FieldPath, FieldRef, Fields};
+use super::fields::{FieldPath, FieldRef, Fields, ValueError};
 use marshal_model::limits::CALL_PATHS;
 
 /// A value that must be text.
-pub(super) fn text_value(found: FieldRef<'_>) -> Result<String, String> {
+pub(super) fn text_value(found: FieldRef<'_>) -> Result<String, ValueError> {
     found.to_text()
 }
 
@@ -27,12 +27,12 @@ pub(super) fn required(
 pub(super) fn single_value(
     fields: &Fields,
     places: &[FieldPath],
-    read: impl Fn(FieldRef<'_>) -> Result<String, String>,
+    read: impl Fn(FieldRef<'_>) -> Result<String, ValueError>,
 ) -> Result<Option<String>, ExtractError> {
     let mut value: Option<String> = None;
     for place in places {
         for found in fields.find(place)? {
-            let text = read(found).map_err(|why| format!("`{place}` {why}"))?;
+            let text = read(found).map_err(|why| why.at(place))?;
             match &value {
                 Some(before) if *before != text => {
                     let why = format!("`{place}` differs from an earlier field");
@@ -53,7 +53,7 @@ pub(super) fn files(fields: &Fields, places: &[FieldPath]) -> Result<Vec<String>
     for place in places {
         let mut group = Vec::new();
         for found in fields.find(place)? {
-            let text = found.to_text().map_err(|why| format!("`{place}` {why}"))?;
+            let text = found.to_text().map_err(|why| why.at(place))?;
             if !all.contains(&text) {
                 all.push(text.clone());
             }

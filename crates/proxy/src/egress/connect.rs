@@ -155,7 +155,8 @@ fn parse_target(target: &[u8]) -> Result<ConnectTarget, Denial> {
 fn check_headers(lines: &[&[u8]], target: &ConnectTarget, is_old: bool) -> Result<(), Denial> {
     let mut hosts = 0;
     for line in lines {
-        let (name, value) = http::parse_header(line).map_err(malformed)?;
+        let (name, value) =
+            http::parse_header(line).map_err(|error| malformed(&error.to_string()))?;
         match name.to_ascii_lowercase().as_slice() {
             b"host" => {
                 hosts += 1;

@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::connection::EgressContext;
 use super::route_lookup::{RouteTarget, lookup_route};
-use crate::egress::{ConnectTarget, Denial, check_public};
+use crate::egress::{ConnectTarget, Denial, SpecialPurpose, check_public};
 use marshal_model::EgressResult as Why;
 use marshal_model::limits::{EGRESS_ADDRESSES, EGRESS_LOOKUPS, EGRESS_TRIES};
 
@@ -98,7 +98,8 @@ async fn resolve_public(
         match check_address(address) {
             Ok(RouteTarget::OtherHost) if !good.contains(&address) => good.push(address),
             Ok(_) => {}
-            Err(why) => {
+            Err(error) => {
+                let why = error.to_string();
                 tracing::debug!(slot = %gate.ledger.slot, host, %address, why, "the egress proxy refused an address of an allowed host");
                 let what = format!("{host} resolves to an address that is not public");
                 return Err(Denial::new(Why::Address, 403, what));
@@ -117,12 +118,26 @@ async fn resolve_public(
     Ok(good)
 }
 
-/// Whether an address may be dialled; an error says why not.
-fn check_address(address: SocketAddr) -> Result<RouteTarget, String> {
-    check_public(address.ip()).map_err(|special| special.to_string())?;
+/// Why an address may not be dialled.
+#[derive(Debug, thiserror::Error)]
+enum AddressError {
+    /// It is not public.
+    #[error("{0}")]
+    Special(SpecialPurpose),
+    /// It leads to this host.
+    #[error("an address of this host")]
+    ThisHost,
+    /// It is unknown where it leads.
+    #[error("the route lookup failed: {0}")]
+    Lookup(io::Error),
+}
+
+/// Whether an address may be dialled.
+fn check_address(address: SocketAddr) -> Result<RouteTarget, AddressError> {
+    check_public(address.ip()).map_err(AddressError::Special)?;
     match lookup_route(address.ip()) {
-        Ok(RouteTarget::ThisHost) => Err("an address of this host".to_owned()),
+        Ok(RouteTarget::ThisHost) => Err(AddressError::ThisHost),
         Ok(there) => Ok(there),
-        Err(error) => Err(format!("the route lookup failed: {error}")),
+        Err(error) => Err(AddressError::Lookup(error)),
     }
 }

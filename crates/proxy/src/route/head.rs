@@ -91,7 +91,7 @@ fn check_headers(lines: &[&[u8]], is_old: bool) -> Result<(), Refusal> {
     for line in lines {
         let (name, value) = match http::parse_header(line) {
             Ok(header) => header,
-            Err(what) => return smuggled(what),
+            Err(error) => return smuggled(&error.to_string()),
         };
         match name.to_ascii_lowercase().as_slice() {
             b"host" => hosts += 1,

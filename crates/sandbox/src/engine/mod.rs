@@ -50,7 +50,7 @@ pub(super) use entrypoint::main as entry_main;
 pub(super) use own_binary::{argv_inside as own_inside, command as own_command};
 
 use container::ContainerSpec;
-use program_run::{RunningProgram, Signals, WaitOutcome};
+use program_run::{CommandError, RunningProgram, Signals, WaitOutcome};
 use stage::{StagedMount, StagedMounts as Shown};
 
 /// The argument that tells the entrypoint that its stdin is the link.
@@ -391,7 +391,7 @@ fn start_container(
         Some(control),
         ENGINE_START,
     )?
-    .map_err(|reason| failure(Stage::Engine, reason))?;
+    .map_err(|error| failure(Stage::Engine, error.to_string()))?;
     let link = accept(&listener, control, &order, &ours.container)?;
     drop(listener);
     let mut signals = Signals::block()?;
@@ -600,10 +600,10 @@ impl OwnedContainer {
     }
 
     fn is_gone(&self) -> bool {
-        matches!(self.run_command(&container::inspect_argv(&self.container)), Some(Err(message)) if message.to_lowercase().contains("no such"))
+        matches!(self.run_command(&container::inspect_argv(&self.container)), Some(Err(error)) if error.stderr.to_lowercase().contains("no such"))
     }
 
-    fn run_command(&self, line: &[String]) -> Option<Result<(), String>> {
+    fn run_command(&self, line: &[String]) -> Option<Result<(), CommandError>> {
         let mut command = self.command(line).ok()?;
         program_run::run_to_end(&mut command, &self.engine_name(), None, ENGINE_COMMAND).ok()
     }

@@ -6,7 +6,7 @@
 use std::io::Read as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal as NixSignal};
@@ -179,13 +179,23 @@ impl RunningProgram {
     }
 }
 
+/// A command did not exit with 0.
+#[derive(Debug, thiserror::Error)]
+#[error("{name}: {status}: {stderr}")]
+pub(super) struct CommandError {
+    name: String,
+    status: ExitStatus,
+    /// The end of its stderr, for a message.
+    pub(super) stderr: String,
+}
+
 /// Runs a command to its end: `Ok` if it exited with 0, otherwise how it ended.
 pub(super) fn run_to_end(
     command: &mut Command,
     name: &str,
     wanted: Option<&UnixStream>,
     limit: Duration,
-) -> StepResult<Result<(), String>> {
+) -> StepResult<Result<(), CommandError>> {
     let mut running = start(command.stdin(Stdio::null()).stdout(Stdio::null()), name)?;
     let until = Instant::now() + limit;
     match running.wait(None, wanted, until) {
@@ -202,11 +212,15 @@ pub(super) fn run_to_end(
             return Err(failure(Stage::Engine, "the supervisor cancelled the start"));
         }
     }
-    let code = running.child.wait().on(Stage::Engine, "wait for", name)?;
-    if code.success() {
+    let status = running.child.wait().on(Stage::Engine, "wait for", name)?;
+    if status.success() {
         return Ok(Ok(()));
     }
-    Ok(Err(format!("{name}: {code}: {}", running.stderr_tail())))
+    Ok(Err(CommandError {
+        name: name.to_owned(),
+        status,
+        stderr: running.stderr_tail(),
+    }))
 }
 
 /// Reads SIGTERM and SIGCHLD from now on. Processes started before the guard is dropped inherit the

@@ -203,7 +203,7 @@ fn a_program_is_heard_bounded_and_ended_when_it_is_late() {
     );
     let said =
         program_run::run_to_end(&mut sh("echo no luck >&2; exit 125"), "sh", None, limit).unwrap();
-    let said = said.unwrap_err();
+    let said = said.unwrap_err().to_string();
     assert!(
         said.contains("exit status: 125") && said.contains("no luck"),
         "{said}"
@@ -211,7 +211,8 @@ fn a_program_is_heard_bounded_and_ended_when_it_is_late() {
     let noisy = "i=0; while [ $i -lt 3000 ]; do echo 01234567890123456789012345678901234567890 >&2; i=$((i+1)); done; exit 1";
     let said = program_run::run_to_end(&mut sh(noisy), "sh", None, limit)
         .unwrap()
-        .unwrap_err();
+        .unwrap_err()
+        .to_string();
     assert!(said.len() < 1000, "{said}");
     let began = Instant::now();
     let short = std::time::Duration::from_millis(100);

@@ -41,8 +41,22 @@ pub(super) const ARCHITECTURE: u32 = 4;
 /// Offset of the first argument, of eight bytes each.
 const ARGUMENTS: u32 = 16;
 
-/// The program, or why the profile cannot be compiled.
-pub(super) fn assemble(profile: &Profile) -> Result<Vec<sock_filter>, String> {
+/// Why a profile cannot be compiled.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FilterError {
+    /// The program has too many instructions: how many.
+    #[error("it has {0} instructions, and the kernel accepts at most {MOST}")]
+    Instructions(usize),
+    /// A rule has too many tests.
+    #[error("a rule has more than {MOST_TESTS} tests")]
+    Tests,
+    /// A jump over a rule exceeds its eight bits.
+    #[error("a rule is too long")]
+    RuleLength,
+}
+
+/// The program for a profile.
+pub(super) fn assemble(profile: &Profile) -> Result<Vec<sock_filter>, FilterError> {
     let mut program = vec![
         step(LOAD, ARCHITECTURE),
         branch(IF_EQ, ARCH, 1, 0),
@@ -53,10 +67,7 @@ pub(super) fn assemble(profile: &Profile) -> Result<Vec<sock_filter>, String> {
     ];
     program.extend(search(&leaves(profile)?));
     if program.len() > MOST {
-        return Err(format!(
-            "it has {} instructions, and the kernel accepts at most {MOST}",
-            program.len()
-        ));
+        return Err(FilterError::Instructions(program.len()));
     }
     Ok(program)
 }
@@ -67,7 +78,7 @@ struct Leaf {
     code: Vec<sock_filter>,
 }
 
-fn leaves(profile: &Profile) -> Result<Vec<Leaf>, String> {
+fn leaves(profile: &Profile) -> Result<Vec<Leaf>, FilterError> {
     let unknown = vec![step(RETURN, value(profile.default))];
     let mut leaves = vec![Leaf {
         from: 0,
@@ -86,17 +97,17 @@ fn leaves(profile: &Profile) -> Result<Vec<Leaf>, String> {
 }
 
 /// Compiles the rules of one call, the most restrictive first.
-fn compile_call(call: &CallRules) -> Result<Vec<sock_filter>, String> {
+fn compile_call(call: &CallRules) -> Result<Vec<sock_filter>, FilterError> {
     let mut rules: Vec<&Rule> = call.rules.iter().collect();
     rules.sort_by_key(|rule| std::cmp::Reverse(rule.action));
     let mut code = Vec::new();
     for rule in rules {
         if rule.tests.len() > MOST_TESTS {
-            return Err(format!("a rule has more than {MOST_TESTS} tests"));
+            return Err(FilterError::Tests);
         }
         let mut tail = vec![step(RETURN, value(rule.action))];
         for (argument, test) in rule.tests.iter().rev() {
-            let skip = u8::try_from(tail.len()).map_err(|_| "a rule is too long".to_owned())?;
+            let skip = u8::try_from(tail.len()).map_err(|_| FilterError::RuleLength)?;
             let mut tested = compile_test(*argument, *test, skip);
             tested.append(&mut tail);
             tail = tested;

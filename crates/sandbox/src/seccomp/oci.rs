@@ -5,6 +5,7 @@
 
 use serde::Deserialize;
 
+use super::bpf::{self, FilterError};
 use super::{Action, Compare, Profile, Test, syscalls};
 
 /// Maximum number of rules in one file.
@@ -85,18 +86,57 @@ struct Condition {
     min_kernel: Option<String>,
 }
 
-/// Parses a file's text; an error says what is wrong.
-pub(crate) fn parse(text: &str) -> Result<Profile, String> {
-    let file: File = serde_json::from_str(text)
-        .map_err(|error| format!("it is not a seccomp profile in OCI format: {error}"))?;
+/// Why a profile cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProfileError {
+    /// A syntax error, an unknown key, a wrong type.
+    #[error("it is not a seccomp profile in OCI format: {0}")]
+    Syntax(serde_json::Error),
+    /// It does not name this architecture.
+    #[error("it is for other architectures: {} is not among them", ARCHITECTURE.0)]
+    Architecture,
+    /// It sets a flag with an effect that marshal does not support.
+    #[error("the flag {0:?} is not supported: remove it")]
+    Flag(String),
+    /// Its default action allows.
+    #[error(
+        "defaultAction {0:?} would allow every call that is not named, by other numbers too: \
+         write a list of what is allowed, with defaultAction \"SCMP_ACT_ERRNO\""
+    )]
+    DefaultAllows(String),
+    /// A system call, an action or a comparison that does not exist: which of them, and its name.
+    #[error("there is no {0} {1:?}")]
+    Unknown(&'static str, String),
+    /// It has too many rules.
+    #[error("it has more than {MOST_RULES} rules")]
+    TooManyRules,
+    /// An entry does not apply to newer kernels.
+    #[error("excludes.minKernel is not supported: remove the entry")]
+    ExcludedKernel,
+    /// An action's errno is out of range.
+    #[error("{0} is not an error number: expected 1 to {MOST_ERRNO}")]
+    Errno(u16),
+    /// An action that asks another process.
+    #[error(
+        "{0} needs a process that handles notifications, and marshal has none: use another action"
+    )]
+    Notification(String),
+    /// The index of an argument is out of range.
+    #[error("a system call has no argument {0}")]
+    Argument(u8),
+    /// It cannot be compiled.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+}
+
+/// Parses a file's text.
+pub(crate) fn parse(text: &str) -> Result<Profile, ProfileError> {
+    let file: File = serde_json::from_str(text).map_err(ProfileError::Syntax)?;
     let known = |name: &String| name == ARCHITECTURE.0;
     let maps = file.arch_map.iter().map(|map| &map.architecture);
     let named: Vec<&String> = file.architectures.iter().chain(maps).collect();
     if !named.is_empty() && !named.iter().any(|name| known(name)) {
-        return Err(format!(
-            "it is for other architectures: {} is not among them",
-            ARCHITECTURE.0
-        ));
+        return Err(ProfileError::Architecture);
     }
     for flag in &file.flags {
         // Two flags that change only logging or notification, and the kernel's default.
@@ -104,16 +144,12 @@ pub(crate) fn parse(text: &str) -> Result<Profile, String> {
             flag.as_str(),
             "SECCOMP_FILTER_FLAG_LOG" | "SECCOMP_FILTER_FLAG_TSYNC"
         ) {
-            return Err(format!("the flag {flag:?} is not supported: remove it"));
+            return Err(ProfileError::Flag(flag.clone()));
         }
     }
     let default = action(&file.default_action, file.default_errno_ret)?;
     if default <= Action::Log {
-        return Err(format!(
-            "defaultAction {:?} would allow every call that is not named, by other numbers too: \
-             write a list of what is allowed, with defaultAction \"SCMP_ACT_ERRNO\"",
-            file.default_action
-        ));
+        return Err(ProfileError::DefaultAllows(file.default_action));
     }
     let mut profile = Profile::new(default);
     let mut rules = 0;
@@ -125,7 +161,7 @@ pub(crate) fn parse(text: &str) -> Result<Profile, String> {
         }
         for name in &entry.names {
             if !syscalls::is_known(name) && syscalls::number(name).is_none() {
-                return Err(format!("there is no system call {name:?}"));
+                return Err(ProfileError::Unknown("system call", name.clone()));
             }
         }
         if !applies_here(entry)? {
@@ -140,22 +176,22 @@ pub(crate) fn parse(text: &str) -> Result<Profile, String> {
             profile.add(name, action, &tests);
         }
         if rules > MOST_RULES {
-            return Err(format!("it has more than {MOST_RULES} rules"));
+            return Err(ProfileError::TooManyRules);
         }
     }
-    super::bpf::assemble(&profile)?;
+    bpf::assemble(&profile)?;
     Ok(profile)
 }
 
 /// Whether an entry applies here, to a process without capabilities.
-fn applies_here(entry: &Entry) -> Result<bool, String> {
+fn applies_here(entry: &Entry) -> Result<bool, ProfileError> {
     let here = |arches: &[String]| {
         arches
             .iter()
             .any(|arch| arch == ARCHITECTURE.0 || arch == ARCHITECTURE.1)
     };
     if entry.excludes.min_kernel.is_some() {
-        return Err("excludes.minKernel is not supported: remove the entry".to_owned());
+        return Err(ProfileError::ExcludedKernel);
     }
     let (includes, excludes) = (&entry.includes, &entry.excludes);
     Ok(includes.caps.is_empty()
@@ -163,13 +199,11 @@ fn applies_here(entry: &Entry) -> Result<bool, String> {
         && !here(&excludes.arches))
 }
 
-fn action(name: &str, errno: Option<u16>) -> Result<Action, String> {
+fn action(name: &str, errno: Option<u16>) -> Result<Action, ProfileError> {
     if let Some(errno) = errno
         && !(1..=MOST_ERRNO).contains(&errno)
     {
-        return Err(format!(
-            "{errno} is not an error number: expected 1 to {MOST_ERRNO}"
-        ));
+        return Err(ProfileError::Errno(errno));
     }
     Ok(match name {
         "SCMP_ACT_ALLOW" => Action::Allow,
@@ -179,17 +213,15 @@ fn action(name: &str, errno: Option<u16>) -> Result<Action, String> {
         "SCMP_ACT_KILL" | "SCMP_ACT_KILL_THREAD" => Action::KillThread,
         "SCMP_ACT_KILL_PROCESS" => Action::Kill,
         "SCMP_ACT_NOTIFY" | "SCMP_ACT_TRACE" => {
-            return Err(format!(
-                "{name} needs a process that handles notifications, and marshal has none: use another action"
-            ));
+            return Err(ProfileError::Notification(name.to_owned()));
         }
-        _ => return Err(format!("there is no action {name:?}")),
+        _ => return Err(ProfileError::Unknown("action", name.to_owned())),
     })
 }
 
-fn compare(argument: &Argument) -> Result<Test, String> {
+fn compare(argument: &Argument) -> Result<Test, ProfileError> {
     if argument.index > 5 {
-        return Err(format!("a system call has no argument {}", argument.index));
+        return Err(ProfileError::Argument(argument.index));
     }
     let compare = match argument.op.as_str() {
         "SCMP_CMP_EQ" => Compare::Eq,
@@ -204,7 +236,7 @@ fn compare(argument: &Argument) -> Result<Test, String> {
                 argument.value_two & argument.value,
             ));
         }
-        other => return Err(format!("there is no comparison {other:?}")),
+        other => return Err(ProfileError::Unknown("comparison", other.to_owned())),
     };
     Ok(Test::Full64(compare, argument.value))
 }

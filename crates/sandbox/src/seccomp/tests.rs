@@ -425,7 +425,7 @@ proptest! {
 }
 
 fn refused(text: &str) -> String {
-    parse(text).unwrap_err()
+    parse(text).unwrap_err().to_string()
 }
 
 #[test]

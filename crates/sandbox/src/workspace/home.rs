@@ -48,7 +48,7 @@ pub enum HomeError {
         /// The file on the host.
         source_file: UntrustedText,
         /// What is wrong with it.
-        why: String,
+        why: SourceError,
     },
     /// The home's path is not a directory.
     #[error("the home {} is not a directory; remove it", .path.escape_for_display(300))]
@@ -59,6 +59,20 @@ pub enum HomeError {
     /// A system call failed.
     #[error(transparent)]
     Tree(#[from] TreeError),
+}
+
+/// Why a file of the host cannot fill a home.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// A system call failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It is a directory or a special file.
+    #[error("is not a regular file")]
+    NotRegular,
+    /// It is larger than [`limits::HOME_FILE_BYTES`].
+    #[error("is larger than {} MiB", limits::HOME_FILE_BYTES >> 20)]
+    TooLarge,
 }
 
 /// The initial content of a home, by path.
@@ -155,7 +169,7 @@ fn fill(
     let top = make_dir(homes.as_fd(), part, owner)
         .map_err(|e| TreeError::at("make", part.as_bytes(), e))?;
     for (inside, source) in filling.files {
-        let bad = |why: String| HomeError::BadSource {
+        let bad = |why| HomeError::BadSource {
             inside: inside.as_str().into(),
             source_file: UntrustedText::new(source.to_string_lossy()),
             why,
@@ -232,23 +246,20 @@ pub(super) fn set_owner(fd: BorrowedFd<'_>, owner: Option<Owner>) -> io::Result<
 }
 
 /// Reads a file of the host, and its mode in the home.
-fn read_source(source: &Path) -> Result<(Vec<u8>, u32), String> {
+fn read_source(source: &Path) -> Result<(Vec<u8>, u32), SourceError> {
     // NONBLOCK: a fifo must not block. NOCTTY: a terminal must not become ours.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = rustix::fs::open(source, flags, Mode::empty())
-        .map_err(|errno| io::Error::from(errno).to_string())?;
-    let meta = meta_of(&file).map_err(|error| error.to_string())?;
+    let file = rustix::fs::open(source, flags, Mode::empty()).map_err(io::Error::from)?;
+    let meta = meta_of(&file)?;
     if meta.kind != Kind::File {
-        return Err("is not a regular file".to_owned());
+        return Err(SourceError::NotRegular);
     }
     let mut content = Vec::new();
     std::fs::File::from(file)
         .take(limits::HOME_FILE_BYTES + 1)
-        .read_to_end(&mut content)
-        .map_err(|error| error.to_string())?;
+        .read_to_end(&mut content)?;
     if content.len() as u64 > limits::HOME_FILE_BYTES {
-        let mib = limits::HOME_FILE_BYTES >> 20;
-        return Err(format!("is larger than {mib} MiB"));
+        return Err(SourceError::TooLarge);
     }
     Ok((content, if meta.mode & 0o100 == 0 { 0o600 } else { 0o700 }))
 }

@@ -32,7 +32,7 @@ pub mod watch;
 
 pub use copy::{CopyError, CopyReport, Listing};
 pub use file_list::{FileList, GitDir};
-pub use home::{Home, HomeContents, HomeError};
+pub use home::{Home, HomeContents, HomeError, SourceError};
 pub use manifest::{Change, ChangeKind, Changes, Manifest};
 pub use mask::{MaskError, Masks};
 pub use masked_paths::{MaskedPaths, WorkspaceView};

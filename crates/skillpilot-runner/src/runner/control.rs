@@ -6,12 +6,13 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 use super::super::dir::{ReadOutcome, Subdirectory};
+use super::super::error::ToolError;
 use super::super::lease::Lease;
 use super::super::process_tree;
 use super::super::record::now_ms;
 use super::super::running::{EndReason, Interruption};
 use super::super::terminal::EXIT_TIMEOUT;
-use super::{Runner, START_TIMEOUT, ToolReadiness, own_marker};
+use super::{Runner, ToolReadiness, own_marker};
 use marshal_wire::skillpilot::{
     CONTROL_BYTES, CancelPolicy, CancelScope, CommandName, CommandStatus, RunnerPhase, StopMode,
     Strictness, read_cancel, read_lease, read_stop,
@@ -177,11 +178,7 @@ impl Runner {
         if let ToolReadiness::Starting(_, until) = &self.readiness
             && *until <= now
         {
-            let why = format!(
-                "the tool was not ready within {} s",
-                START_TIMEOUT.as_secs()
-            );
-            self.fail_tool(&why);
+            self.fail_tool(ToolError::Silent);
         }
         let Some(running) = &mut self.running else {
             return;

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::super::dir::{ReadOutcome, SessionDir, Subdirectory};
+use super::super::error::SessionError;
 use super::super::record::{SessionLog, now_ms, timestamp};
 use super::super::running::{EndReason, build_result};
 use marshal_wire::skillpilot::{
@@ -15,7 +16,7 @@ const RESTART_REASON: &str = "tool_died: runner restarted";
 
 /// After this silence, a Runner on another machine counts as ended. Heartbeats are at most one
 /// minute apart.
-const SILENCE_MS: u64 = 120_000;
+pub(crate) const SILENCE_MS: u64 = 120_000;
 
 /// The session's id: that of an earlier start in this directory, or a new one.
 pub(crate) fn session_id(dir: &SessionDir) -> String {
@@ -34,21 +35,16 @@ pub(crate) fn session_id(dir: &SessionDir) -> String {
 /// Refuses to work where a Runner on another machine may work. This matters where locks do not
 /// help: on a network file system that has no locks between machines. A recent heartbeat reveals
 /// such a Runner.
-pub(super) fn check_exclusive(dir: &SessionDir) -> Result<(), String> {
+pub(super) fn check_exclusive(dir: &SessionDir) -> Result<(), SessionError> {
     // The boot id changes with each start of the machine, whose processes have ended by then.
     let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let machine = machine.trim();
-    let failed = |error: std::io::Error| format!("state/.lock: {error}");
     // Text that cannot be read was not written by a Runner.
     let last = dir.last_machine().unwrap_or_default();
     if !last.is_empty() && !machine.is_empty() && last != machine && has_live_runner(dir) {
-        let seconds = SILENCE_MS / 1000;
-        return Err(format!(
-            "a Runner on another machine wrote a heartbeat in the session directory within {seconds} s: stop it, or \
-             start again when it has ended"
-        ));
+        return Err(SessionError::OtherMachine);
     }
-    dir.record_machine(machine).map_err(failed)
+    dir.record_machine(machine).map_err(SessionError::Record)
 }
 
 /// Whether a Runner wrote a recent heartbeat and has not announced its end.

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
+use super::super::error::ToolError;
 use super::super::running::EndReason;
 use super::super::terminal::Tool;
 use super::{PIECES, Runner, START_TIMEOUT, ToolReadiness, marker_seen_reason, own_marker};
@@ -42,10 +43,7 @@ impl Runner {
         self.log.log_event(&self.dir, "tool_ended", how);
         if let ToolReadiness::Starting(..) = was {
             let output = self.log.last_output();
-            self.tool_error = Some(format!(
-                "the tool ended before it was ready ({}): {output}",
-                ended.describe()
-            ));
+            self.tool_error = Some(ToolError::Ended(ended.describe(), output));
         }
         let Some(running) = &mut self.running else {
             return self.set_phase(if self.tool_error.is_some() {
@@ -71,9 +69,9 @@ impl Runner {
     }
 
     /// Ends a tool that cannot be used.
-    pub(super) fn fail_tool(&mut self, why: &str) {
+    pub(super) fn fail_tool(&mut self, why: ToolError) {
         self.end_tool(true);
-        self.tool_error = Some(why.to_owned());
+        self.tool_error = Some(why);
         self.set_phase(RunnerPhase::Error);
     }
 
@@ -94,7 +92,7 @@ impl Runner {
                 self.type_in(&format!("{init}\n{line}"));
             }
             Err(error) => {
-                self.tool_error = Some(format!("the tool cannot be started: {error}"));
+                self.tool_error = Some(ToolError::Start(error));
                 self.set_phase(RunnerPhase::Error);
             }
         }

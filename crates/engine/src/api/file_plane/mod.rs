@@ -42,6 +42,7 @@ use self::settling::Settling;
 use self::tail::Tail;
 use super::history::JournalHistory;
 use super::runs::Runs;
+use crate::JournalError;
 use marshal_config::{Config, FilePlane, SessionScope};
 use marshal_fleet::{FleetEvent, FleetHandle};
 use marshal_model::limits::{BROADCAST_EVENTS, FILE_PLANE_DEBOUNCE, FILE_PLANE_STALL_TIMEOUT};
@@ -117,6 +118,12 @@ pub(crate) enum PlaneError {
         "another supervisor uses the directory, or did until recently: this one waits until state/heartbeat.json stops changing"
     )]
     OwnedElsewhere,
+}
+
+impl From<JournalError> for PlaneError {
+    fn from(error: JournalError) -> Self {
+        Self::Journal(error.to_string())
+    }
 }
 
 /// Returns the current time in microseconds since the Unix epoch.

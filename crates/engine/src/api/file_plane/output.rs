@@ -58,18 +58,16 @@ impl Output {
         name: &str,
         (run, task): (&RunId, &TaskId),
     ) -> Result<OutputRead, PlaneError> {
-        let row = || past.task(run, task).map_err(PlaneError::Journal);
+        let row = || past.task(run, task);
         let mut tail = String::new();
         'whole: loop {
             let before = row()?;
-            let sessions = past.sessions(run).map_err(PlaneError::Journal)?;
+            let sessions = past.sessions(run)?;
             for worked in &sessions {
                 loop {
                     let cursor = self.cursors.get(&worked.session).copied();
                     let after = cursor.unwrap_or(0).max(worked.after_seq);
-                    let events = past
-                        .events(&worked.session, after)
-                        .map_err(PlaneError::Journal)?;
+                    let events = past.events(&worked.session, after)?;
                     let Some(last) = events.last().map(|item| item.id.seq) else {
                         break;
                     };

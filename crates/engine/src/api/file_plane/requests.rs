@@ -446,7 +446,7 @@ impl PlaneWorker {
         let read = tokio::task::spawn_blocking(move || past.task(&run, &task))
             .await
             .map_err(|_| PlaneError::Journal("its reader ended".to_owned()))?;
-        read.map_err(PlaneError::Journal)
+        Ok(read?)
     }
 
     /// Sends the pool the cancelled and timed-out tasks.

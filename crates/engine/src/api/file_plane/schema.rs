@@ -7,6 +7,7 @@
 //! or a clock.
 
 use std::cmp::Ordering;
+use std::fmt::Display;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -175,7 +176,7 @@ fn member<T: serde::de::DeserializeOwned>(key: &str, value: Value) -> Result<T, 
 
 /// Parses a request with this name.
 pub(super) fn parse_request(name: &RequestName, bytes: &[u8]) -> Result<Request, SchemaError> {
-    let refused = |key: &str, why: String| SchemaError::Refused(format!("key {key:?} {why}"));
+    let refused = |key: &str, why: &dyn Display| SchemaError::Refused(format!("key {key:?} {why}"));
     let RequestName::Command { name, .. } = name else {
         let text = std::str::from_utf8(bytes)
             .map_err(|_| SchemaError::Broken("it is not UTF-8".to_owned()))?;
@@ -203,19 +204,19 @@ pub(super) fn parse_request(name: &RequestName, bytes: &[u8]) -> Result<Request,
         )
     };
     if command.cmd_id != name.id {
-        return Err(refused("cmd_id", other(&format!("{:?}", command.cmd_id))));
+        return Err(refused("cmd_id", &other(&format!("{:?}", command.cmd_id))));
     }
     if command.seq != name.seq {
-        return Err(refused("seq", other(&command.seq.to_string())));
+        return Err(refused("seq", &other(&command.seq.to_string())));
     }
     if command.kind != KIND {
         let kind = escape_for_display(&command.kind, 60);
         let why = format!("is {kind:?}: only {KIND:?} is supported");
-        return Err(refused("kind", why));
+        return Err(refused("kind", &why));
     }
-    task_rules::check_prompt(&command.payload).map_err(|why| refused("payload", why))?;
+    task_rules::check_prompt(&command.payload).map_err(|why| refused("payload", &why))?;
     let files: Vec<String> = files.map_or(Ok(Vec::new()), |files| member("files", files))?;
-    task_rules::check_files(&files).map_err(|why| refused("files", why))?;
+    task_rules::check_files(&files).map_err(|why| refused("files", &why))?;
     let priority: Option<i64> = priority.map_or(Ok(None), |number| member("priority", number))?;
     let priority = task_rules::check_priority(Some(priority.unwrap_or(0)));
     let timeout = match command.timeout_s {
@@ -224,14 +225,14 @@ pub(super) fn parse_request(name: &RequestName, bytes: &[u8]) -> Result<Request,
             let seconds = number.as_u64();
             let seconds = seconds.filter(|seconds| (1..=TIMEOUT_SECONDS).contains(seconds));
             let why = || format!("is {number}; give seconds, from 1 to {TIMEOUT_SECONDS}");
-            Some(seconds.ok_or_else(|| refused("timeout_s", why()))?)
+            Some(seconds.ok_or_else(|| refused("timeout_s", &why()))?)
         }
     };
     Ok(Request {
         prompt: UntrustedText::new(command.payload),
         timeout: timeout.map(Duration::from_secs),
         files,
-        priority: priority.map_err(|why| refused("priority", why))?,
+        priority: priority.map_err(|why| refused("priority", &why))?,
     })
 }
 

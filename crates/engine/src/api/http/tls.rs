@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::api::tokens::OpenTrusted;
+use crate::api::tokens::{CredentialFileError, OpenTrusted};
 use marshal_config::TlsFiles;
 use marshal_model::limits;
 use marshal_model::untrusted;
@@ -101,7 +101,8 @@ fn read_files(files: &TlsFiles, open: OpenTrusted) -> Result<Used, TlsError> {
     let bad_chain = |why: &str| fault(CERTIFICATE, &files.certificate, why);
     let bad_key = |why: &str| fault(KEY, &files.key, why);
     let mut digest = Sha256::new();
-    let pem = read(&files.certificate, open, false).map_err(|why| bad_chain(&why))?;
+    let pem =
+        read(&files.certificate, open, false).map_err(|error| bad_chain(&error.to_string()))?;
     digest.update(&pem);
     let chain = CertificateDer::pem_slice_iter(&pem)
         .collect::<Result<Vec<_>, _>>()
@@ -109,7 +110,7 @@ fn read_files(files: &TlsFiles, open: OpenTrusted) -> Result<Used, TlsError> {
     if chain.is_empty() {
         return Err(bad_chain("it contains no certificate in PEM"));
     }
-    let pem = read(&files.key, open, true).map_err(|why| bad_key(&why))?;
+    let pem = read(&files.key, open, true).map_err(|error| bad_key(&error.to_string()))?;
     digest.update(&pem);
     let key = PrivateKeyDer::from_pem_slice(&pem)
         .map_err(|_| bad_key("it contains no usable private key in PEM"))?;
@@ -131,19 +132,19 @@ fn read_files(files: &TlsFiles, open: OpenTrusted) -> Result<Used, TlsError> {
     })
 }
 
-fn read(path: &Path, open: OpenTrusted, is_secret: bool) -> Result<Vec<u8>, String> {
-    let io = |error: std::io::Error| format!("it cannot be read: {error}");
-    let file: File = open(path)?.ok_or("there is no such file")?;
-    let meta = file.metadata().map_err(io)?;
+fn read(path: &Path, open: OpenTrusted, is_secret: bool) -> Result<Vec<u8>, CredentialFileError> {
+    let file = open(path).map_err(CredentialFileError::NotOpened)?;
+    let file: File = file.ok_or(CredentialFileError::Missing)?;
+    let meta = file.metadata()?;
     let own = rustix::process::geteuid().as_raw();
     if is_secret && (meta.uid() != own && meta.uid() != 0 || meta.mode() & 0o077 != 0) {
-        return Err("it must be a file of the supervisor's user or root with mode 0600".to_owned());
+        return Err(CredentialFileError::Permissions(""));
     }
     let most = limits::CERTIFICATE_BYTES;
     let mut bytes = Vec::new();
-    file.take(most + 1).read_to_end(&mut bytes).map_err(io)?;
+    file.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
-        return Err(format!("it has more than {most} bytes"));
+        return Err(CredentialFileError::TooLong(most));
     }
     Ok(bytes)
 }

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::hostile_events::hostile_items;
 use super::history::{History, SessionSpan};
 use super::service::{Fleet, Refusal, Reports, ResumedRun};
+use crate::JournalError;
 use marshal_fleet::PoolView;
 use marshal_fleet::{
     AnswerError, AnswerReceipt, AnswerRequest, Conversation, ConversationRequest, ConversationView,
@@ -317,7 +318,7 @@ pub struct RecordedSessions(Mutex<Vec<RecordedSession>>);
 type RecordedSession = (Option<RunId>, SessionSpan, Vec<StampedEvent>);
 
 impl History for RecordedSessions {
-    fn sessions(&self, run: &RunId) -> Result<Vec<SessionSpan>, String> {
+    fn sessions(&self, run: &RunId) -> Result<Vec<SessionSpan>, JournalError> {
         let told = self.0.lock().expect("lock");
         let of_run = told.iter().filter(|(item, ..)| item.as_ref() == Some(run));
         let worked = of_run.map(|(_, worked, events)| SessionSpan {
@@ -327,7 +328,7 @@ impl History for RecordedSessions {
         Ok(worked.collect())
     }
 
-    fn events(&self, session: &SessionId, after: u64) -> Result<Vec<StampedEvent>, String> {
+    fn events(&self, session: &SessionId, after: u64) -> Result<Vec<StampedEvent>, JournalError> {
         let told = self.0.lock().expect("lock");
         let found = told
             .iter()

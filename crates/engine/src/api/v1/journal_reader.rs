@@ -2,18 +2,19 @@
 //!
 //! Must not know what is read.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt::Display;
+use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
 use super::error::ApiError;
+use crate::api::history::JournalHistory;
 use marshal_journal::{Journal, ReadError, Reader};
 
 /// The shared reader of the journal.
 #[derive(Debug)]
 pub(super) struct JournalReader {
-    journal: Journal,
-    reader: Mutex<Option<Reader>>,
+    history: JournalHistory,
     /// Acquired before a thread is used, so that waiting reads occupy no threads.
     permit: Semaphore,
 }
@@ -21,8 +22,7 @@ pub(super) struct JournalReader {
 impl JournalReader {
     pub(super) fn new(journal: Journal) -> Self {
         Self {
-            journal,
-            reader: Mutex::new(None),
+            history: JournalHistory::new(journal),
             permit: Semaphore::new(1),
         }
     }
@@ -36,23 +36,10 @@ impl JournalReader {
         let _place =
             place.map_err(|_| ApiError::unavailable("the journal is closed".to_owned()))?;
         let shelf = Arc::clone(self);
-        let read = tokio::task::spawn_blocking(move || shelf.read_blocking(read)).await;
-        let result = read.unwrap_or_else(|_| Err("its reader ended".to_owned()));
-        result.map_err(|why| ApiError::unavailable(format!("the journal cannot be read: {why}")))
-    }
-
-    fn read_blocking<T>(
-        &self,
-        read: impl FnOnce(&Reader) -> Result<T, ReadError>,
-    ) -> Result<T, String> {
-        let mut idle = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        let reader = match idle.take() {
-            Some(reader) => reader,
-            None => self.journal.reader().map_err(|error| error.to_string())?,
-        };
-        // After a failure, the next read opens a new connection.
-        let found = read(&reader).map_err(|error| error.to_string())?;
-        *idle = Some(reader);
-        Ok(found)
+        let read = tokio::task::spawn_blocking(move || shelf.history.read(read)).await;
+        let failed =
+            |why: &dyn Display| ApiError::unavailable(format!("the journal cannot be read: {why}"));
+        let result = read.map_err(|_| failed(&"its reader ended"))?;
+        result.map_err(|error| failed(&error))
     }
 }

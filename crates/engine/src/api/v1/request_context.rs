@@ -55,7 +55,7 @@ impl RequestContext {
         let socket = match route.response.1 {
             Answer::Stream | Answer::WebSocket => UpgradeRequest::from_parts(&mut parts)
                 .await
-                .map_err(ApiError::bad_request)?,
+                .map_err(|error| ApiError::bad_request(error.to_string()))?,
             Answer::Nothing | Answer::Json(_) => None,
         };
         // Only the supervisor's user may have it keep this much.

@@ -16,6 +16,7 @@ use super::execution::ended_with_supervisor;
 use super::file::{NoPlan, PlanFile};
 use super::watch::Watch;
 use super::{Order, prompts, review};
+use crate::JournalError;
 use crate::chat::{Accepted, ChatError, Chats, Inner};
 use marshal_fleet::SubmitError;
 use marshal_journal::{ChatWrite, PlanWrite, StoredChat, StoredTurn, Write};
@@ -34,9 +35,9 @@ pub(super) enum StepError {
     Stopping,
 }
 
-impl From<String> for StepError {
-    fn from(why: String) -> Self {
-        Self::Retry(why)
+impl From<JournalError> for StepError {
+    fn from(error: JournalError) -> Self {
+        Self::Retry(error.to_string())
     }
 }
 

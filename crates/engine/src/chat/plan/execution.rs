@@ -282,7 +282,8 @@ impl Coordinator {
         let people = if due.is_empty() {
             HashSet::new()
         } else {
-            self.file(chat).items_by_people(&due).await?
+            let people = self.file(chat).items_by_people(&due).await;
+            people.map_err(|error| StepError::Retry(error.to_string()))?
         };
         for (item, of) in &mut self.new_items {
             if due.contains(item) {

@@ -120,7 +120,7 @@ impl PlanFile {
     pub(super) async fn items_by_people(
         &self,
         items: &HashSet<ItemId>,
-    ) -> Result<HashSet<ItemId>, String> {
+    ) -> Result<HashSet<ItemId>, FilesError> {
         let (workspace, path) = (&self.workspace, self.path.as_str());
         let mut left: HashSet<ItemId> = items.clone();
         let mut found = HashSet::new();
@@ -134,14 +134,13 @@ impl PlanFile {
             Err(FilesError::NoStore | FilesError::Store(StoreError::NoFile(_))) => {
                 return Ok(found);
             }
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(error),
         };
         for version in &page.rows {
             let fetched = self
                 .fleet
                 .file_version(workspace, path, Some(version.v))
-                .await
-                .map_err(|error| error.to_string())?;
+                .await?;
             let text = fetched
                 .content
                 .map(|bytes| bytes.to_vec())

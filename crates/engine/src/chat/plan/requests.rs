@@ -45,8 +45,11 @@ impl Chats {
             };
             let page = match self.0.readers.read(read).await {
                 Ok(page) => page,
-                Err(why) => {
-                    tracing::error!(why, "the plans of earlier starts cannot be read");
+                Err(error) => {
+                    tracing::error!(
+                        why = error.to_string(),
+                        "the plans of earlier starts cannot be read"
+                    );
                     return;
                 }
             };
@@ -101,7 +104,7 @@ impl Chats {
                 members,
             ))
         });
-        let (items, reviews, members) = read.await.map_err(ChatError::Unavailable)?;
+        let (items, reviews, members) = read.await?;
         Ok(PlanView {
             chat: parent,
             items,

@@ -176,7 +176,7 @@ impl Coordinator {
             .chats
             .readers
             .read(move |reader| reader.plan_reviews(&id, 1));
-        let last = read.await.map_err(ChatError::Unavailable)?.pop();
+        let last = read.await?.pop();
         let last = last.filter(|last| last.state == ReviewState::Waiting);
         let (Some(waiting), Some(ChatPhase::Approval)) = (last, chat.phase) else {
             return Err(no_pending_plan());

@@ -223,6 +223,17 @@ pub(super) fn start_reader(
     UpperReader::start(program, upper, is_root.then_some(owner))
 }
 
+/// Why a file or link is not applied.
+#[derive(Debug, thiserror::Error)]
+enum LeafError {
+    /// A link has a target that no text can hold.
+    #[error("its target is not UTF-8, or too long")]
+    Target,
+    /// The workspace's file runs with other permissions.
+    #[error("the file in the workspace is set-user-id or set-group-id")]
+    SetId,
+}
+
 /// A file or link: the new node, its content before and after, and its permissions if they change.
 type NewLeaf = (NewNode, Option<(Vec<u8>, Vec<u8>)>, Option<(u32, u32)>);
 
@@ -512,7 +523,7 @@ impl Planner<'_> {
         let (node, text, mode) = match self.read_leaf(path, form, now.as_ref(), content)? {
             Ok(read) => read,
             Err(why) => {
-                self.refuse(path, why);
+                self.refuse(path, why.to_string());
                 return Ok(());
             }
         };
@@ -566,7 +577,7 @@ impl Planner<'_> {
                 let (node, text, mode) = match self.read_leaf(path, form, now.as_ref(), content)? {
                     Ok(read) => read,
                     Err(why) => {
-                        self.refuse(path, why);
+                        self.refuse(path, why.to_string());
                         return Ok(());
                     }
                 };
@@ -618,7 +629,7 @@ impl Planner<'_> {
         form: &EntryForm,
         now: Option<&Base>,
         content: &mut dyn Read,
-    ) -> io::Result<Result<NewLeaf, String>> {
+    ) -> io::Result<Result<NewLeaf, LeafError>> {
         let (size, mode) = match form {
             EntryForm::File { size, mode } => (*size, *mode),
             EntryForm::Link {
@@ -626,16 +637,14 @@ impl Planner<'_> {
             } => {
                 return Ok(Ok((NewNode::Link(target.clone()), None, None)));
             }
-            _ => return Ok(Err("its target is not UTF-8, or too long".to_owned())),
+            _ => return Ok(Err(LeafError::Target)),
         };
         let before = match now {
             Some(Base::File { mode, .. }) => Some(*mode),
             _ => None,
         };
         if before.is_some_and(|before| before & 0o6000 != 0) {
-            return Ok(Err(
-                "the file in the workspace is set-user-id or set-group-id".to_owned(),
-            ));
+            return Ok(Err(LeafError::SetId));
         }
         // Permissions that the agent did not change are preserved.
         let mode = match before {
