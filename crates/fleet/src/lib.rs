@@ -4,12 +4,14 @@
 //! process. No actor awaits IO, a turn or a person inside a handler.
 //!
 //! Each pool is a ractor actor, [`pool::Pool`]. Each attempt at a task has a [`session`] and each
-//! child a [`channel`]; both are tokio tasks with a [`mailbox`]. A Channel also has plain tasks:
+//! child a [`channel`]; each is an actor, linked to the one above it. A Channel also has plain tasks:
 //! stdout pump, stdin pump, stderr ring and keeper. One task of the fleet measures homes and
 //! copies. Mailboxes are unbounded. So output of a child enters them only with [`credit::Credits`],
 //! and everything else is a bounded number of messages a task or a turn.
 
 mod active_policies;
+#[cfg(test)]
+mod actor_probe;
 mod ambient;
 mod approval_registry;
 mod approval_rules;
@@ -24,7 +26,6 @@ pub mod fleet_event;
 mod handle;
 mod hooks;
 mod live_actor;
-mod mailbox;
 mod messages;
 mod notification;
 mod path_lookup;

@@ -18,7 +18,6 @@ use super::files::{ObservedFile, ObservedTree};
 use super::handle::approvals::AnswerReply;
 use super::handle::commands::{CommandReply, CommandRequest};
 use super::handle::operator::OperatorResult;
-use super::mailbox::Address;
 use super::pool::{ActiveTask, ConversationMsg, OperatorRequest};
 use super::session::{
     Attempt, CheckResult, IdleSession, OnDurable, PrepareError, PreparedSession, QuarantinedPath,
@@ -37,6 +36,7 @@ use marshal_model::{
 use marshal_policy::delegation::DelegateAnswer;
 use marshal_proxy::egress_proxy::EgressRecord;
 use marshal_proxy::tool_server::{Socket, ToolCallEvent};
+use ractor::{ActorId, ActorRef};
 
 /// The messages to a Pool.
 #[derive(Debug)]
@@ -123,10 +123,10 @@ pub(crate) enum PoolMsg {
     },
     /// A task ended in a run that limits its concurrent tasks, so another one may begin.
     JobFreed,
-    /// A session's task has ended, with or without a report.
+    /// A session has ended, with or without a report.
     SessionGone {
-        /// The session's address.
-        who: SessionRef,
+        /// The session's actor.
+        who: ActorId,
         /// The reason, used if the session sent no report.
         why: &'static str,
     },
@@ -144,7 +144,7 @@ pub(crate) enum PoolMsg {
 }
 
 /// The address of a Session.
-pub(crate) type SessionRef = Address<SessionMsg>;
+pub(crate) type SessionRef = ActorRef<SessionMsg>;
 
 /// An event from a Channel, in the order in which it happened.
 #[derive(Debug)]
@@ -333,7 +333,7 @@ impl SessionMsg {
 }
 
 /// The address of a Channel.
-pub(crate) type ChannelRef = Address<ChannelMsg>;
+pub(crate) type ChannelRef = ActorRef<ChannelMsg>;
 
 /// The messages of a Channel.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::actor_probe::probe;
 use crate::clock::simulate_stamps;
-use crate::mailbox::mailbox;
 use crate::messages::{PoolMsg, SessionMsg};
 use marshal_config::Price;
 use marshal_journal::SessionRow;
@@ -117,7 +117,7 @@ async fn what_is_spent_outlives_the_supervisor_and_a_day_begins_anew() {
     };
     let kept = journal(dir.path(), &["a", "b"]);
     let first = ledger("p", budget, &priced(), &kept);
-    let (address, _mailbox) = mailbox();
+    let (address, _mailbox) = probe();
     let tracker = SpendTracker::open(&first, &id("a"), address.clone());
     tracker.record_usage(&bill("m-1"), tokens(300, 100));
     assert_eq!(spent_of(&tracker), None);
@@ -171,7 +171,7 @@ async fn what_an_agent_says_can_only_stop_it_earlier() {
     let dir = directory();
     let kept = journal(dir.path(), &["a"]);
     let ledger = ledger("p", PoolBudget::default(), &priced(), &kept);
-    let (address, mut mailbox) = mailbox();
+    let (address, mut mailbox) = probe();
     let tracker = SpendTracker::open(&ledger, &id("a"), address);
     let budget = Budget {
         turn: most(1_000, 10_000_000),
@@ -198,7 +198,7 @@ async fn what_an_agent_says_can_only_stop_it_earlier() {
     tracker.record_usage(&bill("m-1"), tokens(50, 0));
     assert_eq!(tracker.turn_spend().tokens, 1_000);
     // The session is notified once that it must end its turn.
-    let message = std::future::poll_fn(|context| mailbox.poll_next(context)).await;
+    let message = mailbox.recv().await;
     let Some(SessionMsg::BudgetSpent { spent, turn: item }) = message else {
         panic!("{message:?}");
     };
@@ -239,7 +239,7 @@ async fn what_an_agent_said_too_much_hides_nothing_of_a_later_run_or_day() {
         ..PoolBudget::default()
     };
     let ledger = ledger("p", budget, &priced(), &kept);
-    let (address, _mailbox) = mailbox();
+    let (address, _mailbox) = probe();
     let tracker = SpendTracker::open(&ledger, &id("a"), address);
     tracker.set_model("m-1");
     let first = limits("first", 10_000_000_000);
@@ -302,7 +302,7 @@ async fn a_clock_that_is_set_back_over_midnight_empties_no_budget() {
         ..PoolBudget::default()
     };
     let first = ledger("p", budget, &Prices::new(), &kept);
-    let (address, _mailbox) = mailbox();
+    let (address, _mailbox) = probe();
     let tracker = SpendTracker::open(&first, &id("a"), address);
     let used = |input| tracker.record_usage(&BillingInfo::default(), tokens(input, 0));
     let of_day = |ledger: &Ledger| ledger.lock().day_total.tokens;
@@ -405,7 +405,7 @@ async fn a_route_passes_nothing_that_is_spent_or_cannot_be_counted() {
         ..PoolBudget::default()
     };
     let ledger = ledger("p", budget, &priced(), &kept);
-    let (address, _mailbox) = mailbox();
+    let (address, _mailbox) = probe();
     let tracker = SpendTracker::open(&ledger, &id("a"), address);
     let refused = |bill: &BillingInfo| tracker.check_request(bill).expect_err("refused").message;
     assert!(tracker.needs_request_details());
@@ -447,7 +447,7 @@ async fn a_closed_spend_tracker_is_opened_again_with_what_was_spent() {
         ..PoolBudget::default()
     };
     let ledger = ledger("p", budget, &Prices::new(), &kept);
-    let (address, _mailbox) = mailbox();
+    let (address, _mailbox) = probe();
     for (session, for_good, left) in [("a", false, 60), ("b", true, 0)] {
         let tracker = SpendTracker::open(&ledger, &id(session), address.clone());
         tracker.record_usage(&BillingInfo::default(), tokens(60, 0));

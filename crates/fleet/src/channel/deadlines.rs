@@ -4,6 +4,9 @@
 //! of the process are combined here. `end.rs` derives one class from them, and `explain.rs` adds
 //! the hint that the child's last output suggests.
 
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::messages::{ChannelMsg, ChannelRef};
 use std::time::{Duration, Instant};
 
 use super::explain::explain_end;
@@ -181,7 +184,7 @@ impl ChannelState {
     }
 
     /// Sets one timer for the nearest deadline.
-    pub(super) fn arm(&mut self) {
+    pub(super) fn arm(&mut self, myself: &ChannelRef) {
         let nearest = match self.drain {
             Some(drain) => [
                 (!self.stderr_ended).then_some(drain.stderr),
@@ -201,12 +204,13 @@ impl ChannelState {
         };
         // A timer that fires early only checks and re-arms: a byte that moves the silence deadline
         // must not cost a new timer.
-        if self
-            .timer
-            .as_ref()
-            .is_none_or(|timer| timer.deadline() > at)
-        {
-            self.timer = Some(Box::pin(tokio::time::sleep_until(at)));
+        if self.timer.as_ref().is_none_or(|(until, _)| *until > at) {
+            let to = myself.clone();
+            let timer = tokio::spawn(async move {
+                tokio::time::sleep_until(at).await;
+                let _ = to.send_message(ChannelMsg::Tick);
+            });
+            self.timer = Some((at, AbortOnDropHandle::new(timer)));
         }
     }
 }

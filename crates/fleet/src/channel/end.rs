@@ -81,6 +81,14 @@ impl ChannelEnd {
         }
     }
 
+    /// The end of a channel whose actor failed; its child was killed with it.
+    pub(crate) fn failed(why: &str) -> Self {
+        Self {
+            class: ExitClass::Signalled,
+            ..Self::not_planned(&format!("a fault of marshal: {why}"))
+        }
+    }
+
     /// The end of a channel that never started, because its sandbox could not be planned.
     pub(crate) fn not_planned(why: &str) -> Self {
         Self {

@@ -19,11 +19,8 @@ mod terminal;
 mod tools;
 
 use std::collections::HashSet;
-use std::future::poll_fn;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use client::ClientRequests;
 pub(crate) use client::{ClientSetup, ClientUpdate};
@@ -34,7 +31,6 @@ pub(crate) use tools::ToolSetup;
 use super::clock;
 use super::credit::Credits;
 use super::live_actor::{ActorKind, LiveActor};
-use super::mailbox::{Mailbox, MailboxClosed, mailbox};
 use super::program_record::{ProgramRecords, ProgramRefused};
 use super::setup::{PoolShared, Shared};
 use crate::messages::{ChannelEvent, ChannelMsg, ChannelRef, SessionRef};
@@ -45,6 +41,7 @@ use marshal_launch::{LaunchPlan, SpawnError};
 use marshal_model::{SessionId, SlotId};
 use marshal_proxy::model_proxy::{ModelProxy, RateLimitWatch, UsageMeter};
 use marshal_proxy::tool_server::Socket;
+use ractor::{Actor, ActorProcessingErr, ActorRef, MessagingErr};
 
 /// The arguments of a new Channel.
 pub(crate) struct ChannelArgs {
@@ -72,21 +69,20 @@ impl ChannelHandle {
     /// Sends a message.
     ///
     /// # Errors
-    /// [`MailboxClosed`]: the channel has ended and reported its end.
-    pub(crate) fn send_message(&self, message: ChannelMsg) -> Result<(), MailboxClosed> {
+    /// [`MessagingErr`]: the channel has ended and reported its end.
+    pub(crate) fn send_message(&self, message: ChannelMsg) -> Result<(), MessagingErr<ChannelMsg>> {
         self.0.send_message(message)
     }
 }
 
 impl Drop for ChannelHandle {
     fn drop(&mut self) {
-        self.0.close();
+        self.0.kill();
     }
 }
 
 /// Starts one incarnation of a child.
 pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
-    let (myself, mailbox) = mailbox();
     let shared = Arc::clone(&args.shared);
     let (plan, waits) = (args.plan, args.pool.config.stop);
     let tools = args.client.as_ref().and_then(|item| item.tools.as_ref());
@@ -94,6 +90,7 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
     let now = clock::now();
     let (programs, pool) = (Arc::clone(&shared.program_records), Arc::clone(&args.pool));
     let state = Box::new(ChannelState {
+        _alive: LiveActor::new(ActorKind::Channel),
         dialect: dialect::create_dialect(args.pool.config.dialect),
         credits: Credits::new(),
         deadlines: ChildDeadlines::new(args.pool.config.timeouts.clone(), now),
@@ -115,7 +112,6 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
             .map(|setup| Box::new(ClientRequests::new(setup))),
         stdin: None,
         keeper: None,
-        process: None,
         ready: false,
         cause: None,
         last_words: None,
@@ -130,7 +126,11 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
         is_end_reported: false,
         timer: None,
     });
-    tokio::spawn(run(state, mailbox, myself.clone()));
+    let session = state.session.get_cell();
+    let spawned = ractor::ActorRuntime::spawn_linked_instant(None, Channel, state, session);
+    let Ok((myself, _)) = spawned else {
+        unreachable!("an actor without a name can always be spawned")
+    };
     let to = myself.clone();
     tokio::spawn(async move {
         let permit = shared.spawning.acquire().await;
@@ -189,42 +189,36 @@ async fn bind_tool_socket(
     Ok(())
 }
 
-/// Runs until the end is reported, or the handle is dropped.
-async fn run(mut state: Box<ChannelState>, mut mailbox: Mailbox<ChannelMsg>, myself: ChannelRef) {
-    let _alive = LiveActor::new(ActorKind::Channel);
-    while let Some(message) = poll_fn(|context| state.poll_next(&mut mailbox, context)).await {
+/// The actor; its data is in [`ChannelState`].
+struct Channel;
+
+impl Actor for Channel {
+    type Msg = ChannelMsg;
+    type State = Box<ChannelState>;
+    type Arguments = Box<ChannelState>;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<ChannelMsg>,
+        state: Box<ChannelState>,
+    ) -> Result<Box<ChannelState>, ActorProcessingErr> {
+        Ok(state)
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<ChannelMsg>,
+        message: ChannelMsg,
+        state: &mut Box<ChannelState>,
+    ) -> Result<(), ActorProcessingErr> {
         if state.handle_message(message, &myself) {
-            return;
+            myself.stop(None);
         }
+        Ok(())
     }
 }
 
 impl ChannelState {
-    /// Polls the next message: the mailbox first, then the end of the process and the channel's
-    /// timer, which have no tasks of their own.
-    fn poll_next(
-        &mut self,
-        mailbox: &mut Mailbox<ChannelMsg>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<ChannelMsg>> {
-        if let Poll::Ready(message) = mailbox.poll_next(context) {
-            return Poll::Ready(message);
-        }
-        if let Some(process) = &mut self.process
-            && let Poll::Ready(ended) = Pin::new(process).poll(context)
-        {
-            self.process = None;
-            return Poll::Ready(Some(ChannelMsg::Ended(ended.ok())));
-        }
-        if let Some(timer) = &mut self.timer
-            && timer.as_mut().poll(context).is_ready()
-        {
-            self.timer = None;
-            return Poll::Ready(Some(ChannelMsg::Tick));
-        }
-        Poll::Pending
-    }
-
     /// Handles a message; `true` if the channel has ended.
     fn handle_message(&mut self, message: ChannelMsg, myself: &ChannelRef) -> bool {
         let now = clock::now();
@@ -256,12 +250,12 @@ impl ChannelState {
             }
             ChannelMsg::ToolCallEvent(event) => self.handle_tool_call_event(*event, now),
             ChannelMsg::Egress(record) => self.send_egress_events(vec![*record]),
-            ChannelMsg::Tick => {}
+            ChannelMsg::Tick => self.timer = None,
         }
         self.check_deadlines(now);
         let is_over = self.report_end();
         if !is_over {
-            self.arm();
+            self.arm(myself);
         }
         is_over
     }

@@ -2,13 +2,11 @@
 //! go through the dialect to the child.
 
 use std::collections::HashSet;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use tokio::sync::oneshot;
-use tokio::time::Sleep;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::client::ClientRequests;
 use super::deadlines::Drain;
@@ -17,6 +15,7 @@ use super::stdout::StreamEnd;
 use super::{Cause, stderr, stdout};
 use crate::clock;
 use crate::credit::{CreditPermit, Credits};
+use crate::live_actor::LiveActor;
 use crate::messages::{ChannelEvent, ChannelMsg, ChannelRef, SessionMsg, SessionRef};
 use crate::setup::{PoolShared, Shared};
 use marshal_dialect::lifecycle::deadlines::ChildDeadlines;
@@ -39,6 +38,7 @@ pub(super) struct ProcessExit(pub(super) Option<ChildExit>);
 
 /// The state of a Channel.
 pub(crate) struct ChannelState {
+    pub(super) _alive: LiveActor,
     pub(super) session: SessionRef,
     pub(super) shared: Arc<Shared>,
     pub(super) pool: Arc<PoolShared>,
@@ -62,8 +62,6 @@ pub(crate) struct ChannelState {
     /// Dropping it kills the child and all its descendants, so a panic here leaves no process
     /// behind.
     pub(super) keeper: Option<KeeperHandle>,
-    /// Receives the exit of the process, from its keeper.
-    pub(super) process: Option<oneshot::Receiver<ChildExit>>,
     pub(super) deadlines: ChildDeadlines,
     /// Open requests that the agent waits for; the dialect bounds their number.
     pub(super) waits_for: HashSet<PermissionRequestKey>,
@@ -88,7 +86,7 @@ pub(crate) struct ChannelState {
     /// The pipe that the child closed while it kept running.
     pub(super) broken: Option<&'static str>,
     pub(super) is_end_reported: bool,
-    pub(super) timer: Option<Pin<Box<Sleep>>>,
+    pub(super) timer: Option<(tokio::time::Instant, AbortOnDropHandle<()>)>,
 }
 
 impl ChannelState {
@@ -121,7 +119,11 @@ impl ChannelState {
             &self.usage_meter,
         );
         self.keeper = Some(child.keeper);
-        self.process = Some(child.exit);
+        let to = myself.clone();
+        tokio::spawn(async move {
+            let ended = child.exit.await.ok();
+            let _ = to.send_message(ChannelMsg::Ended(ended));
+        });
         if let Some(clients) = &mut self.client_requests {
             clients.set_sandbox_entry(child.sandbox_entry);
         }

@@ -161,8 +161,9 @@ async fn run(mut pipe: pipe::Sender, queue: Reading, to: ChannelRef) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::actor_probe::probe;
     use crate::clock;
-    use crate::mailbox::{Mailbox, mailbox};
+    use tokio::sync::mpsc::Receiver;
 
     #[tokio::test]
     async fn places_are_bounded_and_what_is_queued_is_read_before_the_end() {
@@ -206,9 +207,9 @@ mod tests {
     }
 
     /// A pump with a pipe of its own, and the mailbox that it reports to.
-    fn pump() -> (Stdin, std::fs::File, Mailbox<ChannelMsg>) {
+    fn pump() -> (Stdin, std::fs::File, Receiver<ChannelMsg>) {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let (to, mailbox) = mailbox();
+        let (to, mailbox) = probe();
         let stdin = Stdin::start(pipe::Sender::from_owned_fd(writer).unwrap(), to);
         (stdin, std::fs::File::from(reader), mailbox)
     }
@@ -230,8 +231,8 @@ mod tests {
         stdin.queue.changed.notify_one();
     }
 
-    async fn next_message(mailbox: &mut Mailbox<ChannelMsg>) -> Option<ChannelMsg> {
-        std::future::poll_fn(|context| mailbox.poll_next(context)).await
+    async fn next_message(mailbox: &mut Receiver<ChannelMsg>) -> Option<ChannelMsg> {
+        mailbox.recv().await
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -284,7 +285,7 @@ mod tests {
         drop(stdin);
         tokio::task::yield_now().await;
         let pending = std::future::poll_fn(|context| {
-            let next = mailbox.poll_next(context);
+            let next = mailbox.poll_recv(context);
             std::task::Poll::Ready(!matches!(next, std::task::Poll::Ready(Some(_))))
         });
         assert!(pending.await, "it was told once");

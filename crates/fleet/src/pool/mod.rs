@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use std::collections::{BTreeSet, VecDeque};
 
-use ractor::{Actor, ActorProcessingErr, ActorRef};
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 pub(crate) use conversations::{ConversationMsg, SlotRequest};
 pub(crate) use operator::OperatorRequest;
@@ -100,6 +100,28 @@ impl Actor for Pool {
         })
     }
 
+    /// A session ends in the order of messages, although supervision events overtake them: its
+    /// last report may still wait.
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<PoolMsg>,
+        event: SupervisionEvent,
+        _: &mut PoolState,
+    ) -> Result<(), ActorProcessingErr> {
+        let (who, why) = match event {
+            SupervisionEvent::ActorFailed(who, error) => {
+                tracing::error!(%error, "a session failed");
+                (who, "the session failed")
+            }
+            SupervisionEvent::ActorTerminated(who, ..) => {
+                (who, "the session ended without a report")
+            }
+            _ => return Ok(()),
+        };
+        let who = who.get_id();
+        Ok(myself.send_message(PoolMsg::SessionGone { who, why })?)
+    }
+
     async fn handle(
         &self,
         myself: ActorRef<PoolMsg>,
@@ -115,6 +137,7 @@ impl Actor for Pool {
                 change,
                 pid,
             } => state.slot_changed(index, &session, change, pid),
+            PoolMsg::SessionGone { who, why } => state.session_lost(who, why),
             PoolMsg::AttemptEnded(attempt) => state.attempt_ended(&attempt),
             PoolMsg::ChildExited {
                 index,
@@ -143,7 +166,6 @@ impl Actor for Pool {
             PoolMsg::Operator { order, done } => state.handle_operator_request(order, done),
             PoolMsg::Conversation(message) => state.handle_conversation_msg(message),
             PoolMsg::Stop(how) => state.stop(how),
-            PoolMsg::SessionGone { who, why } => state.session_lost(&who, why),
         }
         state.schedule();
         if state.stopping && state.slots.iter().all(Slot::is_free) {

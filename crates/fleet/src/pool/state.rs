@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use ractor::ActorRef;
+use ractor::{ActorId, ActorRef};
 use tokio::sync::oneshot;
 
 use super::ending::end_unstarted;
@@ -14,7 +14,7 @@ use super::{ActiveTask, SlotRequest};
 use crate::clock::{self, now_us};
 use crate::fleet_event::FleetEvent;
 use crate::live_actor::LiveActor;
-use crate::messages::{PoolMsg, SessionMsg, SessionRef};
+use crate::messages::{PoolMsg, SessionMsg};
 use crate::session::{Attempt, PromptFiles, Work};
 use crate::setup::{PoolShared, Shared};
 use marshal_dialect::lifecycle;
@@ -55,15 +55,6 @@ pub(crate) struct PoolState {
     pub(super) is_interrupted: bool,
     /// Whether the pool stops: it drains, and ends with its last session.
     pub(super) stopping: bool,
-}
-
-impl Drop for PoolState {
-    /// No session outlives its pool, and no child its session.
-    fn drop(&mut self) {
-        for (session, _) in self.slots.iter().filter_map(Slot::occupant) {
-            session.close();
-        }
-    }
 }
 
 impl PoolState {
@@ -369,12 +360,13 @@ impl PoolState {
     }
 
     /// A session ended without a report: its task is lost, and its child is killed with its keeper.
-    pub(super) fn session_lost(&mut self, who: &SessionRef, why: &str) {
+    pub(super) fn session_lost(&mut self, who: ActorId, why: &str) {
         let free = self.slots.iter().find_map(|slot| {
             let (actor, session) = slot.occupant()?;
             let works = slot.work.is_some();
             actor
-                .is(who)
+                .get_id()
+                .eq(&who)
                 .then(|| (slot.id.index, session.clone(), works))
         });
         match free {

@@ -14,7 +14,6 @@ mod supervisor_events;
 mod turn;
 mod workspace;
 
-use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -48,13 +47,14 @@ use turn::task_run::TaskRun;
 use workspace::tree_observer::{TreeRecord, TreeTurn};
 
 use super::approver::ApprovalSender;
+use super::channel::ChannelEnd;
 use super::live_actor::{ActorKind, LiveActor};
-use super::mailbox::{Mailbox, mailbox};
 use super::setup::{PoolShared, Shared};
 use crate::messages::{PoolMsg, SessionMsg, SessionRef};
 use marshal_dialect::Attachment;
 use marshal_model::{Event, RunId, SessionId, UntrustedText};
 use marshal_telemetry::log::session_span;
+use ractor::{Actor, ActorProcessingErr, SupervisionEvent};
 
 /// The state of the workspace before a task.
 #[derive(Debug, Default)]
@@ -117,24 +117,62 @@ pub(crate) struct StoredSession {
     pub(crate) forgot: bool,
 }
 
-/// Starts a session.
+/// Starts a session, linked to its pool.
 pub(crate) fn start(args: SessionArgs) -> SessionRef {
-    let (myself, mailbox) = mailbox();
-    tokio::spawn(run(Box::new(args), myself.clone(), mailbox));
-    myself
+    let pool = args.pool_ref.get_cell();
+    let spawned = ractor::ActorRuntime::spawn_linked_instant(None, Session, Box::new(args), pool);
+    let Ok((actor, _)) = spawned else {
+        unreachable!("an actor without a name can always be spawned")
+    };
+    actor
 }
 
-/// Runs until the session has ended, or its pool has.
-async fn run(args: Box<SessionArgs>, myself: SessionRef, mut mailbox: Mailbox<SessionMsg>) {
-    let _alive = LiveActor::new(ActorKind::Session);
-    let mut state = new_state(*args, myself);
-    while let Some(message) = poll_fn(|context| mailbox.poll_next(context)).await {
+/// The actor; its data is in [`SessionState`].
+struct Session;
+
+impl Actor for Session {
+    type Msg = SessionMsg;
+    type State = (Box<SessionState>, LiveActor);
+    type Arguments = Box<SessionArgs>;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<SessionMsg>,
+        args: Box<SessionArgs>,
+    ) -> Result<Self::State, ActorProcessingErr> {
+        let alive = LiveActor::new(ActorKind::Session);
+        Ok((new_state(*args, myself), alive))
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<SessionMsg>,
+        message: SessionMsg,
+        (state, _): &mut Self::State,
+    ) -> Result<(), ActorProcessingErr> {
         let span = session_span(&state.work.session, &state.work.slot);
         let is_over = span.in_scope(|| state.handle_message(message));
         state.flush();
         if is_over {
-            return;
+            myself.stop(None);
         }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<SessionMsg>,
+        event: SupervisionEvent,
+        (state, _): &mut Self::State,
+    ) -> Result<(), ActorProcessingErr> {
+        // A channel that ends has reported its end; one that fails has not. What it sent before may
+        // still wait.
+        if let SupervisionEvent::ActorFailed(_, error) = event {
+            tracing::error!(session = %state.work.session, %error, "a channel failed");
+            let end = Box::new(ChannelEnd::failed(&error.to_string()));
+            myself.send_message(SessionMsg::ChannelEnded(end))?;
+        }
+        Ok(())
     }
 }
 
@@ -219,19 +257,7 @@ fn spawn_prepare(state: &SessionState) {
 }
 
 impl Drop for SessionState {
-    /// The last message, also of a session that failed: it frees the pool from waiting for a
-    /// report.
     fn drop(&mut self) {
         self.budget.spend.close(false);
-        let why = if std::thread::panicking() {
-            tracing::error!(session = %self.work.session, "a session failed");
-            "the session failed"
-        } else {
-            "the session ended without a report"
-        };
-        let _ = self.pool_ref.send_message(PoolMsg::SessionGone {
-            who: self.myself.clone(),
-            why,
-        });
     }
 }
