@@ -343,6 +343,7 @@ pub(super) fn remote_workspace_and_env(
         mode: WorkspaceMode::Ro,
         mask: Vec::new(),
         slice: Vec::new(),
+        base: None,
     };
     (there, env)
 }

@@ -505,6 +505,9 @@ pub struct Workspace {
     pub mask: Vec<String>,
     /// The only visible paths below it; empty: all of it. Only with [`WorkspaceMode::Ro`].
     pub slice: Vec<String>,
+    /// The branch, tag or commit that clones start from; `None` means HEAD. Only with
+    /// [`WorkspaceMode::Worktree`].
+    pub base: Option<String>,
 }
 
 impl WorkspaceMode {

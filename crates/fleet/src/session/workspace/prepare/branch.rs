@@ -19,7 +19,7 @@ use marshal_model::limits::{BUNDLE_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::{ExitStatus, SessionId, SlotId, untrusted};
 use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMIT, SourceHead};
 use marshal_sandbox::workspace::branch::{
-    self, BranchError, CloneRecord, OBJECTS_INSIDE, SOURCE_INSIDE,
+    self, BranchError, CloneRecord, OBJECTS_INSIDE, Repository, SOURCE_INSIDE,
 };
 use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::workspace::{Masks, Owner, copy};
@@ -41,12 +41,12 @@ pub(crate) async fn make_clone(
     let permit = git_listing::acquire_permit(&shared.copying, &order.cancelled).await?;
     let repository = {
         let source = source.to_owned();
-        blocking(&shared.ambient, move || branch::check_repository(&source)).await?
+        blocking(&shared.ambient, move || Repository::find(&source)).await?
     }
     .map_err(bad)?;
     let beside = ExtraMounts {
         trees: vec![
-            (host_tree(&repository, false)?, SOURCE_INSIDE.to_owned()),
+            (host_tree(&repository.common, false)?, SOURCE_INSIDE.to_owned()),
             (objects(&repository)?, OBJECTS_INSIDE.to_owned()),
         ],
         ..ExtraMounts::none()
@@ -57,14 +57,25 @@ pub(crate) async fn make_clone(
         space,
         source,
     };
-    let GitCommand { argv, env } = git::inspect_source();
+    let base = pool.config.workspace.base.as_deref();
+    let GitCommand { argv, env } = git::inspect_source(&repository, base.unwrap_or("HEAD"));
     let git_sandbox = GitSandbox {
         beside: beside.clone(),
         ..GitSandbox::read_only(env)
     };
     let output = step
         .run(source, argv, git_sandbox, git::INSPECT_BYTES)
-        .await?;
+        .await
+        .map_err(|error| match (base, error) {
+            (
+                Some(base),
+                PrepareError::Branch {
+                    source: BranchError::NoCommit,
+                    ..
+                },
+            ) => bad(BranchError::NoBase(base.to_owned())),
+            (_, error) => error,
+        })?;
     let source_head = SourceHead::parse(&output.stdout, output.is_truncated).map_err(bad)?;
     if source_head.is_dirty {
         let warned = &pool.warned_uncommitted;
@@ -88,6 +99,7 @@ pub(crate) async fn make_clone(
         .map_err(|error| bad(error.into()))?
     };
     let GitCommand { argv, env } = git::clone(
+        &repository,
         &record.base,
         &branch::branch_name(&order.session),
         &hidden_paths(pool)?,
@@ -135,7 +147,7 @@ pub(crate) async fn attach(
         let record = branch::read_record(of.state.copies(), &named)
             .map_err(|source| PrepareError::Branch { path, source })?;
         let repository =
-            branch::check_repository(&record.source).map_err(|source| PrepareError::Branch {
+            Repository::find(&record.source).map_err(|source| PrepareError::Branch {
                 path: record.source.clone(),
                 source,
             })?;
@@ -147,8 +159,8 @@ pub(crate) async fn attach(
     Ok(())
 }
 
-fn objects(repository: &Path) -> Result<Tree, PrepareError> {
-    host_tree(&repository.join("objects"), false)
+fn objects(repository: &Repository) -> Result<Tree, PrepareError> {
+    host_tree(&repository.objects(), false)
 }
 
 /// The common inputs of all git steps.
