@@ -355,7 +355,7 @@ fn read_workspace(
         section.diagnostics.report(&item.place, message, None);
     }
     let is_table = item.is_none_or(|item| !matches!(item.value(), DeValue::String(_)));
-    let (path, mode, base, (mask, slice)) = if is_table {
+    let (path, mode, (base, include), (mask, slice)) = if is_table {
         let table = section.section("workspace");
         let path = table
             .get("path")
@@ -364,11 +364,14 @@ fn read_workspace(
         let word = mode.as_ref().map_or(WorkspaceMode::Copy, |mode| mode.value);
         let launcher = launcher.map_or(Launcher::Unshare, |found| found.value);
         let of_tree = workspace_view::read(&table, word, launcher, context.is_discovered);
-        let base = workspace_view::read_base(&table, word);
+        let of_start = (
+            workspace_view::read_base(&table, word),
+            workspace_view::read_include(&table, word),
+        );
         table.reject_unknown_keys(&[], &[("branch", "base"), ("commit", "base")]);
-        (path, mode, base, of_tree)
+        (path, mode, of_start, of_tree)
     } else {
-        (None, None, None, (Vec::new(), Vec::new()))
+        (None, None, (None, Vec::new()), (Vec::new(), Vec::new()))
     };
     let text = path.as_ref().map_or(".", |found| found.value.as_str());
     if let (Some(fault), Some(found)) = (paths::path_error(text), &path) {
@@ -382,6 +385,7 @@ fn read_workspace(
         mask,
         slice,
         base,
+        include,
     };
     let places = (
         place_or(path.as_ref(), &section.place),

@@ -344,6 +344,7 @@ pub(super) fn remote_workspace_and_env(
         mask: Vec::new(),
         slice: Vec::new(),
         base: None,
+        include: Vec::new(),
     };
     (there, env)
 }

@@ -508,6 +508,8 @@ pub struct Workspace {
     /// The branch, tag or commit that clones start from; `None` means HEAD. Only with
     /// [`WorkspaceMode::Worktree`].
     pub base: Option<String>,
+    /// Patterns of files that git does not track and that go along into a copy or clone.
+    pub include: Vec<String>,
 }
 
 impl WorkspaceMode {

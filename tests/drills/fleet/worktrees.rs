@@ -604,6 +604,61 @@ fn other_kinds_of_repositories_come_back_too() {
     assert_eq!(took.code, Some(2), "{}", took.all());
 }
 
+/// Ignored files go along where they are named, hidden ones do not, and none of them is committed.
+#[test]
+fn named_files_go_along_and_are_not_committed() {
+    for mode in ["worktree", "copy"] {
+        let with = format!(
+            "mode = \"{mode}\", include = [\"local.toml\", \"gen/**\", \"link\", \"*.env\"]"
+        );
+        let drill = Drill::new(&POOL.replace("mode = \"worktree\"", &with));
+        let source = drill.workspace();
+        for (path, text) in [
+            (".gitignore", "local.toml\ngen\n*.log\n"),
+            (".worktreeinclude", "*.log\n!other.log\n../outside.txt\n/etc/passwd\n"),
+        ] {
+            fs::write(source.join(path), text).expect(path);
+        }
+        commit(&drill, &[]);
+        fs::create_dir(source.join("gen")).expect("gen");
+        fs::create_dir(source.join("sub")).expect("sub");
+        for path in [
+            "gen/a b#.txt",
+            "sub/local.toml",
+            "one.log",
+            "other.log",
+            ".env",
+            "left.txt",
+            "../outside.txt",
+        ] {
+            fs::write(source.join(path), "x").expect(path);
+        }
+        std::os::unix::fs::symlink("/etc/passwd", source.join("link")).expect("link");
+        let (ran, result) = run_one(
+            &drill,
+            "unasked find . -path ./.git -prune -o -type f -print -o -type l -print | sort > list\n\
+             unasked test ! -e ../outside.txt\nunasked grep -q . sub/local.toml",
+        );
+        assert_eq!(result["outcome"], "done", "{}", ran.all());
+        let copies = drill.state().join("copies").join(text(&result, "session"));
+        let list = fs::read_to_string(copies.join("list")).expect("list");
+        let has = |path: &str| list.lines().any(|line| line == format!("./{path}"));
+        for path in ["gen/a b#.txt", "sub/local.toml", "one.log", "link", "README.md"] {
+            assert!(has(path), "{mode}: {path} in {list}");
+        }
+        assert!(!has("other.log") && !has(".env"), "{mode}: {list}");
+        assert_eq!(has("left.txt"), mode == "copy", "{mode}: {list}");
+        if mode == "worktree" {
+            let session = text(&result, "session");
+            let took = drill.run(&["land", session]);
+            assert_eq!(took.code, Some(0), "{}", took.all());
+            let changed = format!("HEAD..marshal/{session}");
+            let changed = git(&source, &["diff", "--name-only", &changed]);
+            assert_eq!(changed, "list");
+        }
+    }
+}
+
 /// Clones start from what the pool names, or say that it is not there.
 #[test]
 fn a_clone_starts_from_its_base() {

@@ -62,6 +62,33 @@ pub(super) fn read_base(table: &Section<'_>, mode: WorkspaceMode) -> Option<Stri
     Some(found.value)
 }
 
+/// The untracked files that go along into a copy or clone.
+pub(super) fn read_include(table: &Section<'_>, mode: WorkspaceMode) -> Vec<String> {
+    let Some(list) = table.texts_like("include", PATTERN) else {
+        return Vec::new();
+    };
+    let diagnostics = table.diagnostics;
+    if !mode.is_per_session() && !list.value.is_empty() {
+        let message = format!("with mode \"{mode}\" all files are there: remove include");
+        diagnostics.report(&list.place, message, None);
+    }
+    if list.value.len() > limits::MASK_PATTERNS {
+        let message = format!("include has at most {} patterns", limits::MASK_PATTERNS);
+        diagnostics.report(&list.place, message, None);
+    }
+    for pattern in &list.value {
+        let braces = || {
+            let has_braces = pattern.value.contains(['{', '}']);
+            has_braces.then(|| "git, which lists the files, has no alternatives in braces".to_owned())
+        };
+        if let Some(fault) = pattern_error(&pattern.value).or_else(braces) {
+            let message = format!("{fault}, found {}", quote(&pattern.value));
+            diagnostics.report(&pattern.place, message, None);
+        }
+    }
+    list.value.into_iter().map(|found| found.value).collect()
+}
+
 fn read_mask(
     table: &Section<'_>,
     mask: Option<&Located<Vec<Located<String>>>>,

@@ -81,6 +81,7 @@ pub(super) fn put_files(
         mask,
         slice,
         base,
+        include,
     } = workspace;
     table.put("workspace.path", path(work));
     table.put("workspace.mode", mode.as_str());
@@ -89,6 +90,9 @@ pub(super) fn put_files(
     }
     table.put("workspace.slice", super::texts(slice));
     table.put_optional("workspace.base", base.as_deref());
+    if mode.is_per_session() {
+        table.put("workspace.include", super::texts(include));
+    }
     let files = home_files
         .iter()
         .map(|(name, file)| (name.clone(), path(file)));

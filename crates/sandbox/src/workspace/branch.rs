@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 pub use self::repository::{GitFileFault, Repository};
 use self::bundle_header::{BundleHeader, BundleHeaderError, ObjectId};
 use super::copy::PART;
+use super::file_list::FileList;
 use super::removal::remove_tree;
 use super::tree::{Kind, Root, TreeError, meta_of};
 use super::{Owner, foreign_path};
@@ -152,6 +153,34 @@ pub fn remove_scratch(copies: &Root, name: &str) {
     if let Err(error) = remove_tree(copies, name) {
         tracing::warn!(%error, "the temporary directory of a git command could not be removed");
     }
+}
+
+/// Keeps files of a clone that nobody has worked in yet out of what the session commits by itself.
+///
+/// # Errors
+/// [`TreeError`] if the file with such names cannot be written.
+pub fn exclude_files(copies: &Root, part: &str, files: &FileList) -> Result<(), TreeError> {
+    const EXCLUDE: &str = ".git/info/exclude";
+    let failed = |errno: Errno| TreeError::at("write", EXCLUDE.as_bytes(), errno);
+    let dir = Root::open_at(copies, part, copies.path().join(part))?;
+    let info = Root::open_at(&dir, ".git", dir.path().join(".git"))?;
+    let info = Root::open_at(&info, "info", info.path().join("info"))?;
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&info, "exclude", flags, Mode::from_raw_mode(0o644));
+    let mut lines = b"\n".to_vec();
+    for path in files.paths() {
+        lines.push(b'/');
+        for byte in path {
+            if b"\\*?[]! #".contains(byte) {
+                lines.push(b'\\');
+            }
+            lines.push(*byte);
+        }
+        lines.push(b'\n');
+    }
+    let mut file = File::from(file.map_err(failed)?);
+    file.write_all(&lines)
+        .map_err(|error| TreeError::at("write", EXCLUDE.as_bytes(), error))
 }
 
 /// Gives a complete clone its final name. Its record is written first.

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
-use super::session_tree::{GitSandbox, git_plan};
+use super::session_tree::{self, GitSandbox, git_plan};
 use super::{
     HOME_INSIDE, PrepareError, PrepareRequest, PreparedSession, SessionDirs, WORKSPACE_INSIDE,
     blocking, host_tree, owner,
@@ -21,8 +21,8 @@ use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMI
 use marshal_sandbox::workspace::branch::{
     self, BranchError, CloneRecord, OBJECTS_INSIDE, Repository, SOURCE_INSIDE,
 };
-use marshal_sandbox::workspace::file_list::GitCommand;
-use marshal_sandbox::workspace::{Masks, Owner, copy};
+use marshal_sandbox::workspace::file_list::{FileList, GitCommand};
+use marshal_sandbox::workspace::{CopyError, Masks, Owner, Root, copy};
 use marshal_sandbox::{ExtraMounts, Tree};
 
 /// Clones the source's HEAD for the session.
@@ -85,6 +85,13 @@ pub(crate) async fn make_clone(
             tracing::warn!(%workspace, "the workspace has uncommitted changes: they are not in the sessions' clones");
         }
     }
+    let included = session_tree::included_files(
+        shared,
+        pool,
+        (order, space, source),
+        Some((&repository, beside.clone())),
+    )
+    .await?;
     let record = CloneRecord {
         v: 1,
         source: source.to_owned(),
@@ -113,6 +120,7 @@ pub(crate) async fn make_clone(
     let (to, session) = (Arc::clone(shared), order.session.clone());
     let done = blocking(&shared.ambient, move || {
         let done = cloned.and_then(|_| {
+            add_included(&to, &part, &record.source, &included, owner)?;
             branch::publish_clone(&to.state, &session, &part, &record).map_err(|error| {
                 PrepareError::Branch {
                     path: record.source.clone(),
@@ -128,6 +136,26 @@ pub(crate) async fn make_clone(
     .await?;
     drop(permit);
     done
+}
+
+/// Copies untracked files of the source into the clone, where nobody has worked yet.
+fn add_included(
+    shared: &Shared,
+    part: &str,
+    source: &Path,
+    files: &FileList,
+    owner: Option<Owner>,
+) -> Result<(), PrepareError> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    let bad = |source_error: CopyError| PrepareError::Copy {
+        path: source.to_owned(),
+        source: source_error,
+    };
+    let root = Root::open_resolved(source).map_err(|error| bad(error.into()))?;
+    copy::add(&shared.state, part, &root, files, owner).map_err(bad)?;
+    branch::exclude_files(shared.state.copies(), part, files).map_err(|error| bad(error.into()))
 }
 
 /// What the mask hides, for git.
