@@ -21,6 +21,7 @@ use super::policy::PolicyCommand;
 use super::project::lookup::Need;
 use super::prompt::PromptArgs;
 use super::report::ReportArgs;
+use super::run_results::ResultsArgs;
 use super::run_bounds::BoundArgs;
 use super::sandbox_command::SandboxCommand;
 use super::task_commands::TasksCommand;
@@ -191,6 +192,8 @@ pub enum Command {
     },
     /// Summarize the last hours: outcomes, cost, denials and pending approvals
     Report(ReportArgs),
+    /// Show what the tasks of a run came to: branch, changed files, cost, and who changed the same files
+    Results(ResultsArgs),
     /// Test a policy on one request, on labelled requests or on recorded ones
     Policy {
         /// The subcommand
@@ -413,6 +416,7 @@ impl Command {
             | Self::Show { .. }
             | Self::Audit { .. }
             | Self::Report(_)
+            | Self::Results(_)
             | Self::Diff(_)
             | Self::Apply(_)
             | Self::Discard(_)

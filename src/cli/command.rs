@@ -47,7 +47,7 @@ use super::terminal;
 use super::trust;
 use super::{
     agents, approvals, chat, config_command, daemon_commands, editor, init, manual, mcp, overlay,
-    policy, prompt, sandbox_command, task_commands, trust_store, up,
+    policy, prompt, run_results, sandbox_command, task_commands, trust_store, up,
 };
 
 use marshal_config::{Config, ConfigErrors, LogFormat};
@@ -331,6 +331,7 @@ async fn run_client_command(cli: &Cli, client: &ClientContext, streams: &mut Str
         Command::Policy { command } => policy::live(command, state, cli.json, streams).await,
         Command::Show { session: name } => session::show(state, name, cli.json, streams),
         Command::Audit { command } => audit::run(state, command, cli.json, streams),
+        Command::Results(args) => run_results::show(state, args, cli.json, streams),
         Command::Report(args) => {
             let config = client.load_or_note(streams);
             let sources = policy::source::PolicySources {

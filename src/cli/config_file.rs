@@ -314,7 +314,7 @@ pub(super) fn check_workspaces(config: &Config) -> Result<(), Box<ConfigErrors>>
         let shown = display_path(path);
         match pool.workspace.mode {
             WorkspaceMode::Worktree => {
-                let checked = branch::check_repository(path).err()?;
+                let checked = branch::Repository::find(path).err()?;
                 let help = "or make it one: git init, and a commit";
                 Some((format!("{shown}: {checked}"), help))
             }

@@ -132,7 +132,7 @@ fn look(args: &InitArgs, dir: PathBuf) -> Findings {
     let version = installed.iter().find(|(name, _)| *name == agent);
     let version = version.and_then(|(_, version)| version.clone());
     installed.retain(|(name, _)| *name != agent);
-    let has_repository = branch::check_repository(&dir).is_ok() && has_commit(&dir);
+    let has_repository = branch::Repository::find(&dir).is_ok() && has_commit(&dir);
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     let memory = free_memory().unwrap_or(AGENT_MEMORY);
     Findings {

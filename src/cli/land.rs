@@ -23,7 +23,7 @@ use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
 use marshal_sandbox::workspace::branch::git::{self, UnpackOutcome};
 use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::{
-    self, BUNDLE_INSIDE, BranchError, CloneRecord, SOURCE_INSIDE,
+    self, BUNDLE_INSIDE, BranchError, CloneRecord, Repository, SOURCE_INSIDE,
 };
 use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::workspace::{Owner, Root, TreeError};
@@ -249,7 +249,7 @@ impl StoredBundle {
         }
         Ok(Self {
             head: branch::stored_header(&copies, session, &record.base)?,
-            repository: branch::check_repository(&record.source)?,
+            repository: Repository::find(&record.source)?.common,
             copies,
             record,
             path,

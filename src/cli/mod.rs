@@ -46,6 +46,7 @@ mod prompt;
 pub mod report;
 pub mod results;
 pub mod run;
+pub mod run_results;
 pub mod run_bounds;
 pub mod sandbox_command;
 #[cfg(feature = "rehearsal")]

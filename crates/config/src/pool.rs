@@ -355,7 +355,7 @@ fn read_workspace(
         section.diagnostics.report(&item.place, message, None);
     }
     let is_table = item.is_none_or(|item| !matches!(item.value(), DeValue::String(_)));
-    let (path, mode, (mask, slice)) = if is_table {
+    let (path, mode, (base, include), (mask, slice)) = if is_table {
         let table = section.section("workspace");
         let path = table
             .get("path")
@@ -364,10 +364,14 @@ fn read_workspace(
         let word = mode.as_ref().map_or(WorkspaceMode::Copy, |mode| mode.value);
         let launcher = launcher.map_or(Launcher::Unshare, |found| found.value);
         let of_tree = workspace_view::read(&table, word, launcher, context.is_discovered);
-        table.reject_unknown_keys(&[], &[]);
-        (path, mode, of_tree)
+        let of_start = (
+            workspace_view::read_base(&table, word),
+            workspace_view::read_include(&table, word),
+        );
+        table.reject_unknown_keys(&[], &[("branch", "base"), ("commit", "base")]);
+        (path, mode, of_start, of_tree)
     } else {
-        (None, None, (Vec::new(), Vec::new()))
+        (None, None, (None, Vec::new()), (Vec::new(), Vec::new()))
     };
     let text = path.as_ref().map_or(".", |found| found.value.as_str());
     if let (Some(fault), Some(found)) = (paths::path_error(text), &path) {
@@ -380,6 +384,8 @@ fn read_workspace(
             .map_or(WorkspaceMode::Copy, |found| found.value),
         mask,
         slice,
+        base,
+        include,
     };
     let places = (
         place_or(path.as_ref(), &section.place),

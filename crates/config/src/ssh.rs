@@ -343,6 +343,8 @@ pub(super) fn remote_workspace_and_env(
         mode: WorkspaceMode::Ro,
         mask: Vec::new(),
         slice: Vec::new(),
+        base: None,
+        include: Vec::new(),
     };
     (there, env)
 }

@@ -505,6 +505,11 @@ pub struct Workspace {
     pub mask: Vec<String>,
     /// The only visible paths below it; empty: all of it. Only with [`WorkspaceMode::Ro`].
     pub slice: Vec<String>,
+    /// The branch, tag or commit that clones start from; `None` means HEAD. Only with
+    /// [`WorkspaceMode::Worktree`].
+    pub base: Option<String>,
+    /// Patterns of files that git does not track and that go along into a copy or clone.
+    pub include: Vec<String>,
 }
 
 impl WorkspaceMode {

@@ -10,6 +10,7 @@ mod manual;
 mod orders;
 mod policy_tools;
 mod projects;
+mod run_results;
 mod script_model;
 mod session_diff;
 mod step_by_step;

@@ -481,7 +481,24 @@ fn a_source_that_cannot_be_cloned_is_refused_with_what_helps() {
             let file = drill.workspace().join(".git");
             fs::write(file, "gitdir: ../elsewhere\n").expect(".git");
         },
-        "a file or a link",
+        "there is no repository where it leads",
+    );
+    // Another's repository.
+    refused(
+        &|drill| {
+            commit(drill, &[]);
+            git(
+                &drill.workspace(),
+                &["worktree", "add", "-q", "../linked"],
+            );
+            fs::rename(drill.workspace(), drill.path("main")).expect("rename");
+            fs::rename(drill.path("linked"), drill.path("moved")).expect("rename");
+            git(&drill.path("main"), &["worktree", "repair", "../moved"]);
+            fs::create_dir(drill.workspace()).expect("project");
+            let file = drill.path("moved/.git");
+            fs::copy(file, drill.workspace().join(".git")).expect(".git");
+        },
+        "does not name this directory",
     );
     refused(
         &|drill| {
@@ -509,6 +526,9 @@ fn other_kinds_of_repositories_come_back_too() {
         assert_eq!(took.code, Some(0), "{}", took.all());
         let made = format!("marshal/{session}:made.txt");
         assert_eq!(git(&drill.workspace(), &["show", &made]), "x");
+        let of_task = format!("HEAD..marshal/{session}");
+        let changed = git(&drill.workspace(), &["diff", "--name-only", &of_task]);
+        assert_eq!(changed, "made.txt");
     };
     works(&|drill| drop(commit(drill, &["--object-format=sha256"])));
     // Shallow.
@@ -534,6 +554,45 @@ fn other_kinds_of_repositories_come_back_too() {
         git(&source, &["submodule", "--quiet", "add", &from, "sub"]);
         git(&source, &["commit", "-qm", "sub"]);
     });
+    // A linked worktree; the branch is in the repository.
+    works(&|drill| {
+        commit(drill, &[]);
+        let main = drill.path("main");
+        fs::rename(drill.workspace(), &main).expect("rename");
+        git(&main, &["commit", "--allow-empty", "-qm", "only in main"]);
+        let add = ["worktree", "add", "-q", "-b", "other", "../project", "HEAD~1"];
+        git(&main, &add);
+    });
+    // A submodule.
+    works(&|drill| {
+        commit(drill, &[]);
+        fs::rename(drill.workspace(), drill.path("origin")).expect("rename");
+        let outer = drill.path("outer");
+        fs::create_dir(&outer).expect("outer");
+        git(&outer, &["init", "-q"]);
+        let from = drill.path("origin").display().to_string();
+        git(&outer, &["submodule", "--quiet", "add", &from, "sub"]);
+        let text = fs::read_to_string(drill.config()).expect("supervisor.toml");
+        let text = text.replace("path = \"project\"", "path = \"outer/sub\"");
+        fs::write(drill.config(), text).expect("supervisor.toml");
+        std::os::unix::fs::symlink(outer.join("sub"), drill.workspace()).expect("project");
+    });
+    // A sparse and partial clone: what it lacks is neither needed nor deleted.
+    works(&|drill| {
+        commit(drill, &[]);
+        let main = drill.path("main");
+        fs::rename(drill.workspace(), &main).expect("rename");
+        git(&main, &["config", "uploadpack.allowFilter", "true"]);
+        fs::create_dir_all(main.join("large/deep")).expect("large");
+        fs::write(main.join("large/deep/file"), "large").expect("large");
+        git(&main, &["add", "."]);
+        git(&main, &["commit", "-qm", "large"]);
+        let from = format!("file://{}", main.display());
+        let clone = ["clone", "-q", "--filter=blob:none", "--sparse", &from, "project"];
+        git(&drill.path("."), &clone);
+        git(&drill.workspace(), &["sparse-checkout", "add", "src"]);
+        assert!(!drill.workspace().join("large").exists());
+    });
     // A work tree that is left as it was brings nothing back.
     let drill = Drill::new(POOL);
     commit(&drill, &[]);
@@ -543,6 +602,86 @@ fn other_kinds_of_repositories_come_back_too() {
     assert_eq!(took.code, Some(2), "{}", took.all());
     let took = drill.run(&["land", "nobody"]);
     assert_eq!(took.code, Some(2), "{}", took.all());
+}
+
+/// Ignored files go along where they are named, hidden ones do not, and none of them is committed.
+#[test]
+fn named_files_go_along_and_are_not_committed() {
+    for mode in ["worktree", "copy"] {
+        let with = format!(
+            "mode = \"{mode}\", include = [\"local.toml\", \"gen/**\", \"link\", \"*.env\"]"
+        );
+        let drill = Drill::new(&POOL.replace("mode = \"worktree\"", &with));
+        let source = drill.workspace();
+        for (path, text) in [
+            (".gitignore", "local.toml\ngen\n*.log\n"),
+            (".worktreeinclude", "*.log\n!other.log\n../outside.txt\n/etc/passwd\n"),
+        ] {
+            fs::write(source.join(path), text).expect(path);
+        }
+        commit(&drill, &[]);
+        fs::create_dir(source.join("gen")).expect("gen");
+        fs::create_dir(source.join("sub")).expect("sub");
+        for path in [
+            "gen/a b#.txt",
+            "sub/local.toml",
+            "one.log",
+            "other.log",
+            ".env",
+            "left.txt",
+            "../outside.txt",
+        ] {
+            fs::write(source.join(path), "x").expect(path);
+        }
+        std::os::unix::fs::symlink("/etc/passwd", source.join("link")).expect("link");
+        let (ran, result) = run_one(
+            &drill,
+            "unasked find . -path ./.git -prune -o -type f -print -o -type l -print | sort > list\n\
+             unasked test ! -e ../outside.txt\nunasked grep -q . sub/local.toml",
+        );
+        assert_eq!(result["outcome"], "done", "{}", ran.all());
+        let copies = drill.state().join("copies").join(text(&result, "session"));
+        let list = fs::read_to_string(copies.join("list")).expect("list");
+        let has = |path: &str| list.lines().any(|line| line == format!("./{path}"));
+        for path in ["gen/a b#.txt", "sub/local.toml", "one.log", "link", "README.md"] {
+            assert!(has(path), "{mode}: {path} in {list}");
+        }
+        assert!(!has("other.log") && !has(".env"), "{mode}: {list}");
+        assert_eq!(has("left.txt"), mode == "copy", "{mode}: {list}");
+        if mode == "worktree" {
+            let session = text(&result, "session");
+            let took = drill.run(&["land", session]);
+            assert_eq!(took.code, Some(0), "{}", took.all());
+            let changed = format!("HEAD..marshal/{session}");
+            let changed = git(&source, &["diff", "--name-only", &changed]);
+            assert_eq!(changed, "list");
+        }
+    }
+}
+
+/// Clones start from what the pool names, or say that it is not there.
+#[test]
+fn a_clone_starts_from_its_base() {
+    let based = |base: &str| {
+        let of_base = format!("mode = \"worktree\", base = \"{base}\"");
+        let drill = Drill::new(&POOL.replace("mode = \"worktree\"", &of_base));
+        let first = commit(&drill, &[]);
+        let source = drill.workspace();
+        git(&source, &["branch", "release"]);
+        git(&source, &["commit", "--allow-empty", "-qm", "second"]);
+        (run_one(&drill, "unasked echo x > made.txt"), drill, first)
+    };
+    let ((ran, result), drill, first) = based("release");
+    assert_eq!(result["outcome"], "done", "{}", ran.all());
+    let session = text(&result, "session");
+    let took = drill.run(&["land", session]);
+    assert_eq!(took.code, Some(0), "{}", took.all());
+    let parent = format!("marshal/{session}~1");
+    assert_eq!(git(&drill.workspace(), &["rev-parse", &parent]), first);
+    let ((ran, result), ..) = based("origin/main");
+    assert_eq!(result["outcome"], "failed", "{}", ran.all());
+    let detail = text(&result, "detail");
+    assert!(detail.contains("no commit \"origin/main\""), "{detail}");
 }
 
 /// An agent that leaves no repository behind keeps its work, and the run says where.

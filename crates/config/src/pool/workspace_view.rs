@@ -40,6 +40,55 @@ pub(super) fn read(
     (hidden, alone)
 }
 
+/// The JSON-schema pattern of a base. No name of git begins with a `-`.
+const BASE_PATTERN: &str = r"^[A-Za-z0-9][A-Za-z0-9._/@{}^~+-]{0,254}$";
+
+/// What the clones of a workspace start from.
+pub(super) fn read_base(table: &Section<'_>, mode: WorkspaceMode) -> Option<String> {
+    let found = table.get("base")?.text_like(BASE_PATTERN)?;
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"._/@{}^~+-".contains(&b);
+    let begins = found.value.starts_with(|c: char| c.is_ascii_alphanumeric());
+    let report = |message: &str, help: &str| {
+        let diagnostics = table.diagnostics;
+        diagnostics.report(&found.place, message, Some(help.to_owned()));
+    };
+    if !begins || found.value.len() > 255 || !found.value.bytes().all(is_plain) {
+        let help = "for example: base = \"origin/main\"";
+        report("expected the name of a branch, tag or commit", help);
+    } else if mode != WorkspaceMode::Worktree {
+        let help = "set mode = \"worktree\", or remove base";
+        report("only clones start from a base: the other modes show the directory as it is", help);
+    }
+    Some(found.value)
+}
+
+/// The untracked files that go along into a copy or clone.
+pub(super) fn read_include(table: &Section<'_>, mode: WorkspaceMode) -> Vec<String> {
+    let Some(list) = table.texts_like("include", PATTERN) else {
+        return Vec::new();
+    };
+    let diagnostics = table.diagnostics;
+    if !mode.is_per_session() && !list.value.is_empty() {
+        let message = format!("with mode \"{mode}\" all files are there: remove include");
+        diagnostics.report(&list.place, message, None);
+    }
+    if list.value.len() > limits::MASK_PATTERNS {
+        let message = format!("include has at most {} patterns", limits::MASK_PATTERNS);
+        diagnostics.report(&list.place, message, None);
+    }
+    for pattern in &list.value {
+        let braces = || {
+            let has_braces = pattern.value.contains(['{', '}']);
+            has_braces.then(|| "git, which lists the files, has no alternatives in braces".to_owned())
+        };
+        if let Some(fault) = pattern_error(&pattern.value).or_else(braces) {
+            let message = format!("{fault}, found {}", quote(&pattern.value));
+            diagnostics.report(&pattern.place, message, None);
+        }
+    }
+    list.value.into_iter().map(|found| found.value).collect()
+}
+
 fn read_mask(
     table: &Section<'_>,
     mask: Option<&Located<Vec<Located<String>>>>,

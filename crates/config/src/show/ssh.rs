@@ -80,6 +80,8 @@ pub(super) fn put_files(
         mode,
         mask,
         slice,
+        base,
+        include,
     } = workspace;
     table.put("workspace.path", path(work));
     table.put("workspace.mode", mode.as_str());
@@ -87,6 +89,10 @@ pub(super) fn put_files(
         table.put("workspace.mask", super::texts(mask));
     }
     table.put("workspace.slice", super::texts(slice));
+    table.put_optional("workspace.base", base.as_deref());
+    if mode.is_per_session() {
+        table.put("workspace.include", super::texts(include));
+    }
     let files = home_files
         .iter()
         .map(|(name, file)| (name.clone(), path(file)));

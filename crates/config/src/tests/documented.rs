@@ -82,6 +82,9 @@ impl Row {
                 format!("{BARE}{}\n{set}", others.join("\n"))
             }
             key if key.starts_with(RUNNER_KEYS) => format!("{BARE_DRIVEN}{set}"),
+            "pool.NAME.workspace.base" => {
+                format!("{BARE}pool.demo.workspace.mode = \"worktree\"\n{set}")
+            }
             "pool.NAME.image" => format!("{BARE}pool.demo.launcher = \"container\"\n{set}"),
             key if key.starts_with("pool.NAME.egress.") => {
                 format!("{BARE}pool.demo.network = \"proxy\"\n{set}")
@@ -198,6 +201,7 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.model", "\"lab/model-1\""),
     ("pool.NAME.mode", "\"plan\""),
     ("pool.NAME.auth", "\"api-key\""),
+    ("pool.NAME.workspace.base", "\"origin/main\""),
     ("pool.NAME.dialect.custom", "\"agent.toml\""),
     ("pool.NAME.permission_requests", "\"some\""),
     ("pool.NAME.routes", "[\"own\"]"),

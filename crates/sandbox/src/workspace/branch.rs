@@ -9,6 +9,7 @@
 pub mod bundle_header;
 pub mod git;
 pub mod land;
+mod repository;
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -18,9 +19,10 @@ use rustix::fs::{Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+pub use self::repository::{GitFileFault, Repository};
 use self::bundle_header::{BundleHeader, BundleHeaderError, ObjectId};
 use super::copy::PART;
-use super::file_list::{GitDir, git_dir};
+use super::file_list::FileList;
 use super::removal::remove_tree;
 use super::tree::{Kind, Root, TreeError, meta_of};
 use super::{Owner, foreign_path};
@@ -57,12 +59,12 @@ pub enum BranchError {
     /// The source has no repository.
     #[error("it has no git repository: mode \"worktree\" needs one; use mode \"copy\"")]
     NoRepository,
-    /// `.git` is a file or a link.
+    /// `.git` is a file or a link that leads to no repository of this workspace.
     #[error(
-        "its .git is a file or a link (a worktree or submodule of another repository): point the \
-         pool at that repository, or use mode \"copy\""
+        "its .git is a file that cannot be followed ({0}): run `git worktree repair` in its \
+         repository, point the pool at that repository, or use mode \"copy\""
     )]
-    GitFileOrLink,
+    GitFile(GitFileFault),
     /// The source borrows objects of a further repository.
     #[error(
         "its repository borrows objects of another one (.git/objects/info/alternates), which a \
@@ -72,6 +74,9 @@ pub enum BranchError {
     /// The source has no commit.
     #[error("HEAD of its repository has no commit: create one, or use mode \"copy\"")]
     NoCommit,
+    /// The source does not have the base.
+    #[error("its repository has no commit {0:?} (workspace.base): fetch it, or name another")]
+    NoBase(String),
     /// It exceeds the limits of a copy.
     #[error(
         "its HEAD has more than {} files or {} MiB; use mode \"ro\"",
@@ -98,27 +103,6 @@ pub enum BranchError {
     /// A system call failed.
     #[error(transparent)]
     Tree(#[from] TreeError),
-}
-
-/// Refuses a source that cannot be cloned, as far as this is visible without git; returns the path
-/// of its repository.
-pub fn check_repository(source: &Path) -> Result<PathBuf, BranchError> {
-    let root = Root::open_resolved(source)?;
-    match git_dir(&root)? {
-        GitDir::Dir => {}
-        GitDir::Elsewhere => return Err(BranchError::GitFileOrLink),
-        GitDir::None => return Err(BranchError::NoRepository),
-    }
-    let git = source.join(".git");
-    for path in [git.clone(), git.join("objects")] {
-        // A link in the path would point git at another directory than the mounted one.
-        Root::open_resolved(&path)?;
-    }
-    let alternates = git.join("objects/info/alternates");
-    match alternates.symlink_metadata() {
-        Ok(meta) if meta.len() > 0 => Err(BranchError::HasAlternates),
-        _ => Ok(git),
-    }
 }
 
 /// The name of a session's branch.
@@ -169,6 +153,34 @@ pub fn remove_scratch(copies: &Root, name: &str) {
     if let Err(error) = remove_tree(copies, name) {
         tracing::warn!(%error, "the temporary directory of a git command could not be removed");
     }
+}
+
+/// Keeps files of a clone that nobody has worked in yet out of what the session commits by itself.
+///
+/// # Errors
+/// [`TreeError`] if the file with such names cannot be written.
+pub fn exclude_files(copies: &Root, part: &str, files: &FileList) -> Result<(), TreeError> {
+    const EXCLUDE: &str = ".git/info/exclude";
+    let failed = |errno: Errno| TreeError::at("write", EXCLUDE.as_bytes(), errno);
+    let dir = Root::open_at(copies, part, copies.path().join(part))?;
+    let info = Root::open_at(&dir, ".git", dir.path().join(".git"))?;
+    let info = Root::open_at(&info, "info", info.path().join("info"))?;
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&info, "exclude", flags, Mode::from_raw_mode(0o644));
+    let mut lines = b"\n".to_vec();
+    for path in files.paths() {
+        lines.push(b'/');
+        for byte in path {
+            if b"\\*?[]! #".contains(byte) {
+                lines.push(b'\\');
+            }
+            lines.push(*byte);
+        }
+        lines.push(b'\n');
+    }
+    let mut file = File::from(file.map_err(failed)?);
+    file.write_all(&lines)
+        .map_err(|error| TreeError::at("write", EXCLUDE.as_bytes(), error))
 }
 
 /// Gives a complete clone its final name. Its record is written first.

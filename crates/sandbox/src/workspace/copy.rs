@@ -146,6 +146,22 @@ pub fn create(
     }
 }
 
+/// Adds files of `source` to the directory `part` below `STATE/copies`. What is there already stays
+/// as it is.
+pub fn add(
+    state: &StateDir,
+    part: &str,
+    source: &Root,
+    list: &FileList,
+    owner: Option<Owner>,
+) -> Result<CopyReport, CopyError> {
+    let target = Root::open_at(state.copies(), part, state.copies().path().join(part))?;
+    let (state, bounds) = (state.root().meta()?.id, CopyBounds::default());
+    let mut copier = Copier::new(source, &target, state, owner, bounds)?;
+    copier.copy(list)?;
+    Ok(copier.into_copied())
+}
+
 fn fill(
     state: &StateDir,
     part: &str,

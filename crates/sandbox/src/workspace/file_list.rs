@@ -92,6 +92,36 @@ pub fn ls_files(inside: &str) -> GitCommand {
     }
 }
 
+/// The file in a workspace that names untracked files which go along, as `.gitignore` names files.
+pub const INCLUDE_FILE: &str = ".worktreeinclude";
+
+/// Lists the untracked files that pathspecs or [`INCLUDE_FILE`] name, ignored ones too.
+const INCLUDED: &str = r#"
+file=$1
+shift
+if [ $# -gt 0 ]; then git ls-files -z --others -- "$@"; fi
+if [ -f "$file" ] && [ ! -L "$file" ]; then
+    exec git ls-files -z --others --ignored --exclude-from="$file"
+fi
+"#;
+
+/// The command that lists the untracked files of a workspace that go along into a copy or clone.
+/// The workspace is mounted at `inside`, read-only; its git directory is `git_dir`, and what that one
+/// shares with others is in `common`.
+#[must_use]
+pub fn included_files(inside: &str, git_dir: &str, common: &str, specs: &[String]) -> GitCommand {
+    let file = format!("{inside}/{INCLUDE_FILE}");
+    let script = ["/bin/sh", "-c", INCLUDED, "git", &file];
+    let mut command = ls_files(inside);
+    command.argv = script.map(str::to_owned).to_vec();
+    command.argv.extend(specs.iter().cloned());
+    command.env.retain(|(name, _)| name != "GIT_DIR");
+    for (name, value) in [("GIT_DIR", git_dir), ("GIT_COMMON_DIR", common)] {
+        command.env.push((name.to_owned(), value.to_owned()));
+    }
+    command
+}
+
 /// Why there is no list.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
@@ -261,6 +291,13 @@ impl FileList {
     /// The paths: a directory directly before its content.
     pub fn paths(&self) -> impl Iterator<Item = &[u8]> {
         self.paths.iter().map(Vec::as_slice)
+    }
+
+    /// Adds another list.
+    pub fn extend(&mut self, other: Self) {
+        self.paths.extend(other.paths);
+        self.invalid += other.invalid;
+        self.sort();
     }
 
     /// Removes paths from the list.

@@ -7,22 +7,23 @@
 //! agent. Must not run anything.
 
 use super::bundle_header::ObjectId;
-use super::{BUNDLE_INSIDE, BranchError, OBJECTS_INSIDE, SOURCE_INSIDE};
+use super::{BUNDLE_INSIDE, BranchError, OBJECTS_INSIDE, Repository, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
 use marshal_model::limits;
 
 /// Exit codes of the scripts with a meaning.
 pub const EXIT_NO_COMMIT: i32 = 10;
 
-/// Prints `FORMAT HEAD dirty|clean`, then the size of every file of HEAD.
+/// Prints `FORMAT COMMIT dirty|clean`, then the size of every file of the commit.
 const INSPECT: &str = r#"
-S=$1
-head=$(git --git-dir="$S" rev-parse --verify --quiet 'HEAD^{commit}') || exit 10
-format=$(git --git-dir="$S" rev-parse --show-object-format) || exit 1
-dirty=$(git --git-dir="$S" --work-tree="$PWD" -c core.checkStat=minimal -c core.trustctime=false \
+export GIT_COMMON_DIR="$1"
+G=$2
+head=$(git --git-dir="$G" rev-parse --verify --quiet --end-of-options "$3^{commit}") || exit 10
+format=$(git --git-dir="$G" rev-parse --show-object-format) || exit 1
+dirty=$(git --git-dir="$G" --work-tree="$PWD" -c core.checkStat=minimal -c core.trustctime=false \
     status --porcelain --ignore-submodules=all -- ':(top)' ':(top,exclude)supervisor.toml' 2>/dev/null | head -c 1)
 echo "$format $head ${dirty:+dirty}"
-exec git --git-dir="$S" ls-tree -r --format='%(objectsize)' "$head"
+exec git --git-dir="$G" ls-tree -r --format='%(objectsize)' "$head"
 "#;
 
 /// Writes the paths that the pathspecs match into a file, and leaves them out of the working tree; with
@@ -45,7 +46,7 @@ hide() {
 /// Creates the clone in the current directory.
 const CLONE: &str = r#"
 set -e
-S=$1 format=$3 head=$4 branch=$5
+S=$1 format=$3 head=$4 branch=$5 G=$6
 git init --quiet --template= --object-format="$format" --initial-branch="$branch" .
 mkdir -p .git/objects/info .git/info
 echo "$2" > .git/objects/info/alternates
@@ -54,9 +55,20 @@ if [ -f "$S/info/exclude" ]; then cat "$S/info/exclude" > .git/info/exclude; fi
 git config user.name agent
 git config user.email agent@marshal.invalid
 git config gc.auto 0
+of_source() { GIT_COMMON_DIR="$S" git --git-dir="$G" config --bool "$1" 2>/dev/null || echo false; }
+if [ "$(of_source core.sparseCheckout)" = true ] && [ -f "$G/info/sparse-checkout" ]; then
+    git config core.sparseCheckout true
+    git config core.sparseCheckoutCone "$(of_source core.sparseCheckoutCone)"
+    cat "$G/info/sparse-checkout" > .git/info/sparse-checkout
+fi
+if git --git-dir="$S" config --get-regexp '^remote\..*\.promisor$' true >/dev/null; then
+    git config core.repositoryFormatVersion 1
+    git config extensions.partialClone source
+    git config remote.source.promisor true
+fi
 git update-ref "refs/heads/$branch" "$head"
 git reset --quiet --hard
-shift 5
+shift 6
 hide .git/hidden "$@"
 xargs -0 -r rm -f -- < .git/hidden
 rm .git/hidden
@@ -77,6 +89,10 @@ git config core.bare false
 git read-tree "$tip"
 shift 4
 hide "$HOME/hidden" "$@"
+# What was not checked out is not deleted.
+git ls-files -z | sort -z > "$HOME/all"
+GIT_INDEX_FILE="$PWD/.git/index" git ls-files -t -z 2>/dev/null | sed -z -n 's/^S //p' | sort -z |
+    comm -z -12 - "$HOME/all" | git update-index -z --skip-worktree --stdin
 work=committed
 git add --all --ignore-errors . >/dev/null 2>&1 || work=partial
 tree=$(git write-tree)
@@ -177,10 +193,11 @@ fn script(text: &str, arguments: &[&str]) -> GitCommand {
     }
 }
 
-/// The command that inspects HEAD of the source, whose working tree is the current directory.
+/// The command that inspects a commit of the source, whose working tree is the current directory.
 #[must_use]
-pub fn inspect_source() -> GitCommand {
-    script(INSPECT, &[SOURCE_INSIDE])
+pub fn inspect_source(repository: &Repository, base: &str) -> GitCommand {
+    let git_dir = repository.git_dir_inside();
+    script(INSPECT, &[SOURCE_INSIDE, &git_dir, base])
 }
 
 /// The output of the inspection.
@@ -236,13 +253,20 @@ impl SourceHead {
 /// The command that creates a clone in the current directory, which is empty. Files that `hidden`
 /// matches ([`super::super::Masks::to_pathspecs`]) are not checked out.
 #[must_use]
-pub fn clone(head: &ObjectId, branch: &str, hidden: &[String]) -> GitCommand {
+pub fn clone(
+    repository: &Repository,
+    head: &ObjectId,
+    branch: &str,
+    hidden: &[String],
+) -> GitCommand {
+    let git_dir = repository.git_dir_inside();
     let words = [
         SOURCE_INSIDE,
         OBJECTS_INSIDE,
         head.format(),
         head.as_str(),
         branch,
+        &git_dir,
     ];
     let hidden = hidden.iter().map(String::as_str);
     let words: Vec<&str> = words.into_iter().chain(hidden).collect();

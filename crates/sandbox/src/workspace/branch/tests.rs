@@ -72,20 +72,20 @@ fn a_source_without_a_repository_of_its_own_is_refused() {
     let dir = scratch();
     let at = |name: &str| dir.path().join(name);
     assert!(matches!(
-        check_repository(dir.path()),
+        Repository::find(dir.path()),
         Err(BranchError::NoRepository)
     ));
     std::fs::write(at(".git"), "gitdir: /elsewhere").unwrap();
     assert!(matches!(
-        check_repository(dir.path()),
-        Err(BranchError::GitFileOrLink)
+        Repository::find(dir.path()),
+        Err(BranchError::GitFile(GitFileFault::Missing))
     ));
     std::fs::remove_file(at(".git")).unwrap();
     std::fs::create_dir_all(at(".git/objects/info")).unwrap();
-    assert_eq!(check_repository(dir.path()).unwrap(), at(".git"));
+    assert_eq!(Repository::find(dir.path()).unwrap().common, at(".git"));
     std::fs::write(at(".git/objects/info/alternates"), "/elsewhere\n").unwrap();
     assert!(matches!(
-        check_repository(dir.path()),
+        Repository::find(dir.path()),
         Err(BranchError::HasAlternates)
     ));
 }

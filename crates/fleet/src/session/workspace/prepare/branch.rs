@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
-use super::session_tree::{GitSandbox, git_plan};
+use super::session_tree::{self, GitSandbox, git_plan};
 use super::{
     HOME_INSIDE, PrepareError, PrepareRequest, PreparedSession, SessionDirs, WORKSPACE_INSIDE,
     blocking, host_tree, owner,
@@ -19,10 +19,10 @@ use marshal_model::limits::{BUNDLE_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::{ExitStatus, SessionId, SlotId, untrusted};
 use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMIT, SourceHead};
 use marshal_sandbox::workspace::branch::{
-    self, BranchError, CloneRecord, OBJECTS_INSIDE, SOURCE_INSIDE,
+    self, BranchError, CloneRecord, OBJECTS_INSIDE, Repository, SOURCE_INSIDE,
 };
-use marshal_sandbox::workspace::file_list::GitCommand;
-use marshal_sandbox::workspace::{Masks, Owner, copy};
+use marshal_sandbox::workspace::file_list::{FileList, GitCommand};
+use marshal_sandbox::workspace::{CopyError, Masks, Owner, Root, copy};
 use marshal_sandbox::{ExtraMounts, Tree};
 
 /// Clones the source's HEAD for the session.
@@ -41,12 +41,12 @@ pub(crate) async fn make_clone(
     let permit = git_listing::acquire_permit(&shared.copying, &order.cancelled).await?;
     let repository = {
         let source = source.to_owned();
-        blocking(&shared.ambient, move || branch::check_repository(&source)).await?
+        blocking(&shared.ambient, move || Repository::find(&source)).await?
     }
     .map_err(bad)?;
     let beside = ExtraMounts {
         trees: vec![
-            (host_tree(&repository, false)?, SOURCE_INSIDE.to_owned()),
+            (host_tree(&repository.common, false)?, SOURCE_INSIDE.to_owned()),
             (objects(&repository)?, OBJECTS_INSIDE.to_owned()),
         ],
         ..ExtraMounts::none()
@@ -57,14 +57,25 @@ pub(crate) async fn make_clone(
         space,
         source,
     };
-    let GitCommand { argv, env } = git::inspect_source();
+    let base = pool.config.workspace.base.as_deref();
+    let GitCommand { argv, env } = git::inspect_source(&repository, base.unwrap_or("HEAD"));
     let git_sandbox = GitSandbox {
         beside: beside.clone(),
         ..GitSandbox::read_only(env)
     };
     let output = step
         .run(source, argv, git_sandbox, git::INSPECT_BYTES)
-        .await?;
+        .await
+        .map_err(|error| match (base, error) {
+            (
+                Some(base),
+                PrepareError::Branch {
+                    source: BranchError::NoCommit,
+                    ..
+                },
+            ) => bad(BranchError::NoBase(base.to_owned())),
+            (_, error) => error,
+        })?;
     let source_head = SourceHead::parse(&output.stdout, output.is_truncated).map_err(bad)?;
     if source_head.is_dirty {
         let warned = &pool.warned_uncommitted;
@@ -74,6 +85,13 @@ pub(crate) async fn make_clone(
             tracing::warn!(%workspace, "the workspace has uncommitted changes: they are not in the sessions' clones");
         }
     }
+    let included = session_tree::included_files(
+        shared,
+        pool,
+        (order, space, source),
+        Some((&repository, beside.clone())),
+    )
+    .await?;
     let record = CloneRecord {
         v: 1,
         source: source.to_owned(),
@@ -88,6 +106,7 @@ pub(crate) async fn make_clone(
         .map_err(|error| bad(error.into()))?
     };
     let GitCommand { argv, env } = git::clone(
+        &repository,
         &record.base,
         &branch::branch_name(&order.session),
         &hidden_paths(pool)?,
@@ -101,6 +120,7 @@ pub(crate) async fn make_clone(
     let (to, session) = (Arc::clone(shared), order.session.clone());
     let done = blocking(&shared.ambient, move || {
         let done = cloned.and_then(|_| {
+            add_included(&to, &part, &record.source, &included, owner)?;
             branch::publish_clone(&to.state, &session, &part, &record).map_err(|error| {
                 PrepareError::Branch {
                     path: record.source.clone(),
@@ -116,6 +136,26 @@ pub(crate) async fn make_clone(
     .await?;
     drop(permit);
     done
+}
+
+/// Copies untracked files of the source into the clone, where nobody has worked yet.
+fn add_included(
+    shared: &Shared,
+    part: &str,
+    source: &Path,
+    files: &FileList,
+    owner: Option<Owner>,
+) -> Result<(), PrepareError> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    let bad = |source_error: CopyError| PrepareError::Copy {
+        path: source.to_owned(),
+        source: source_error,
+    };
+    let root = Root::open_resolved(source).map_err(|error| bad(error.into()))?;
+    copy::add(&shared.state, part, &root, files, owner).map_err(bad)?;
+    branch::exclude_files(shared.state.copies(), part, files).map_err(|error| bad(error.into()))
 }
 
 /// What the mask hides, for git.
@@ -135,7 +175,7 @@ pub(crate) async fn attach(
         let record = branch::read_record(of.state.copies(), &named)
             .map_err(|source| PrepareError::Branch { path, source })?;
         let repository =
-            branch::check_repository(&record.source).map_err(|source| PrepareError::Branch {
+            Repository::find(&record.source).map_err(|source| PrepareError::Branch {
                 path: record.source.clone(),
                 source,
             })?;
@@ -147,8 +187,8 @@ pub(crate) async fn attach(
     Ok(())
 }
 
-fn objects(repository: &Path) -> Result<Tree, PrepareError> {
-    host_tree(&repository.join("objects"), false)
+fn objects(repository: &Repository) -> Result<Tree, PrepareError> {
+    host_tree(&repository.objects(), false)
 }
 
 /// The common inputs of all git steps.

@@ -16,9 +16,10 @@ use marshal_config::WorkspaceMode;
 use marshal_launch::LaunchPlan;
 use marshal_model::SessionId;
 use marshal_sandbox::ExtraMounts;
+use marshal_sandbox::workspace::branch::{Repository, SOURCE_INSIDE};
 use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::workspace::{
-    GitDir, Listing, MaskError, Owner, Root, WorkspaceView, copy, file_list, slice,
+    FileList, GitDir, Listing, MaskError, Masks, Owner, Root, WorkspaceView, copy, file_list, slice,
 };
 
 /// The sandbox of a git command.
@@ -97,6 +98,7 @@ async fn make_tree(
     let listing = match git_files {
         Some(mut files) => {
             files.leave_out(|path| masks.hides_in(&root, path));
+            files.extend(included_files(shared, pool, (order, space, source), None).await?);
             Listing::Git(files)
         }
         None => Listing::Except(Arc::clone(masks)),
@@ -119,6 +121,57 @@ async fn make_tree(
     Ok(copied.path)
 }
 
+/// The untracked files that go along, without those that the mask hides. `repository` is that of a
+/// clone, with the mounts of it; without it, `.git` is in the workspace.
+pub(super) async fn included_files(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    (order, space, source): (&PrepareRequest, &SessionDirs, &Path),
+    repository: Option<(&Repository, ExtraMounts)>,
+) -> Result<FileList, PrepareError> {
+    let workspace = &pool.config.workspace;
+    let has_file = source.join(file_list::INCLUDE_FILE).symlink_metadata();
+    if workspace.include.is_empty() && has_file.is_err() {
+        return Ok(FileList::default());
+    }
+    let inside = workspace_inside(pool, source);
+    let specs = Masks::to_pathspecs(&workspace.include)?;
+    let (git_dir, common, beside) = match repository {
+        Some((repository, beside)) => {
+            (repository.git_dir_inside(), SOURCE_INSIDE.to_owned(), beside)
+        }
+        None => {
+            let own = format!("{inside}/.git");
+            (own.clone(), own, ExtraMounts::none())
+        }
+    };
+    let GitCommand { argv, env } = file_list::included_files(&inside, &git_dir, &common, &specs);
+    let git = GitSandbox {
+        beside,
+        ..GitSandbox::read_only(env)
+    };
+    let plan = git_plan(shared, pool, space, source, inside, argv, git)?;
+    let listed = git_listing::git_list(shared, plan, source, &order.cancelled).await?;
+    let mut files = listed.unwrap_or_default();
+    let root = Root::open_resolved(source).map_err(|error| PrepareError::Workspace {
+        path: source.to_owned(),
+        source: error,
+    })?;
+    let masks = &pool.workspace_masks;
+    let is_git = |path: &[u8]| path.split(|byte| *byte == b'/').any(|part| part == b".git");
+    files.leave_out(|path| is_git(path) || path.contains(&b'\n') || masks.hides_in(&root, path));
+    Ok(files)
+}
+
+/// Where git sees the workspace.
+fn workspace_inside(pool: &PoolShared, source: &Path) -> String {
+    if pool.config.launcher.has_sandbox() {
+        WORKSPACE_INSIDE.to_owned()
+    } else {
+        source.to_string_lossy().into_owned()
+    }
+}
+
 /// The plan that lists files by git, on a read-only mount of the workspace.
 fn list_plan(
     shared: &Shared,
@@ -126,11 +179,7 @@ fn list_plan(
     source: &Path,
     space: &SessionDirs,
 ) -> Result<LaunchPlan, PrepareError> {
-    let inside = if pool.config.launcher.has_sandbox() {
-        WORKSPACE_INSIDE.to_owned()
-    } else {
-        source.to_string_lossy().into_owned()
-    };
+    let inside = workspace_inside(pool, source);
     let GitCommand { argv, env } = file_list::ls_files(&inside);
     git_plan(
         shared,
