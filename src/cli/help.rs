@@ -16,7 +16,10 @@ const GROUPS: &[(&str, &[&str])] = &[
         &["ls", "tasks", "logs", "events", "show", "report"],
     ),
     ("Decide and audit", &["approvals", "policy", "audit"]),
-    ("Collect results", &["results", "diff", "apply", "discard", "land"]),
+    (
+        "Collect results",
+        &["results", "diff", "apply", "discard", "land"],
+    ),
     (
         "Control a daemon",
         &[

@@ -46,8 +46,8 @@ mod prompt;
 pub mod report;
 pub mod results;
 pub mod run;
-pub mod run_results;
 pub mod run_bounds;
+pub mod run_results;
 pub mod sandbox_command;
 #[cfg(feature = "rehearsal")]
 mod script_model;

@@ -111,7 +111,10 @@ fn read(state: &Path, args: &ResultsArgs) -> Result<RunResults, ResultsProblem> 
     let tasks: Vec<TaskResult> = tasks
         .into_iter()
         .map(|task| TaskResult {
-            report: task.result.as_deref().and_then(|text| read_report(text).ok()),
+            report: task
+                .result
+                .as_deref()
+                .and_then(|text| read_report(text).ok()),
             task,
         })
         .collect();
@@ -153,34 +156,49 @@ fn overlaps(tasks: &[TaskResult]) -> Vec<BTreeMap<usize, usize>> {
 impl RunResults {
     /// One JSON object a task.
     fn documents(&self) -> impl Iterator<Item = String> {
-        self.tasks.iter().zip(&self.overlaps).map(|(result, shared)| {
-            let report = result.report.as_ref();
-            let shared: Vec<_> = shared
+        self.tasks
+            .iter()
+            .zip(&self.overlaps)
+            .map(|(result, shared)| {
+                let report = result.report.as_ref();
+                let shared: Vec<_> = shared
                 .iter()
                 .map(|(other, files)| json!({"task": self.tasks[*other].task.id, "files": files}))
                 .collect();
-            let document = json!({
-                "run": self.run, "task": result.task.id, "pool": result.task.pool,
-                "state": result.task.state, "outcome": result.task.outcome,
-                "detail": result.task.detail, "session": result.task.session,
-                "branch": result.branch(),
-                "changes": report.map(|report| &report.changes),
-                "changes_cut": report.map(|report| report.changes_cut),
-                "cost_usd": report.and_then(|report| report.cost_usd),
-                "same_files": shared,
-            });
-            document.to_string()
-        })
+                let document = json!({
+                    "run": self.run, "task": result.task.id, "pool": result.task.pool,
+                    "state": result.task.state, "outcome": result.task.outcome,
+                    "detail": result.task.detail, "session": result.task.session,
+                    "branch": result.branch(),
+                    "changes": report.map(|report| &report.changes),
+                    "changes_cut": report.map(|report| report.changes_cut),
+                    "cost_usd": report.and_then(|report| report.cost_usd),
+                    "same_files": shared,
+                });
+                document.to_string()
+            })
     }
 
     fn table(&self, width: usize) -> String {
-        let header = ["task", "outcome", "files", "cost", "branch", "also changed by"];
+        let header = [
+            "task",
+            "outcome",
+            "files",
+            "cost",
+            "branch",
+            "also changed by",
+        ];
         let mut rows = vec![header.map(str::to_owned)];
         let tasks = self.tasks.iter().zip(&self.overlaps);
         rows.extend(tasks.map(|(result, shared)| self.cells(result, shared)));
         let last = header.len() - 1;
         let widths: Vec<usize> = (0..last)
-            .map(|column| rows.iter().map(|row| row[column].width()).max().unwrap_or(0))
+            .map(|column| {
+                rows.iter()
+                    .map(|row| row[column].width())
+                    .max()
+                    .unwrap_or(0)
+            })
             .collect();
         let fixed: usize = widths.iter().map(|width| width + 2).sum();
         let mut text = String::new();
@@ -190,7 +208,10 @@ impl RunResults {
                 line.push_str(cell);
                 line.push_str(&" ".repeat(width + 2 - cell.width()));
             }
-            line.push_str(&escape_for_display(&row[last], width.saturating_sub(fixed).max(LAST)));
+            line.push_str(&escape_for_display(
+                &row[last],
+                width.saturating_sub(fixed).max(LAST),
+            ));
             text.push_str(line.trim_end());
             text.push('\n');
         }

@@ -390,8 +390,13 @@ pub async fn serves_conversations(state_dir: &Path) -> Result<bool, ClientError>
 pub async fn restart(state_dir: &Path, slot: SlotId, streams: &mut Streams) -> Exit {
     let path = format!("/api/v1/slots/{slot}/restart");
     match request_json(state_dir, Method::POST, &path, None).await {
-        Ok(_) => {
-            streams.err.line(&format!("{slot}: restarted"));
+        Ok(view) => {
+            let note = if view["state"] != "stopping" {
+                "restarted"
+            } else {
+                "restarting: its child has not ended yet"
+            };
+            streams.err.line(&format!("{slot}: {note}"));
             Exit::Done
         }
         Err(error) => error.report(streams),

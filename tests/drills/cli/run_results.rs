@@ -33,7 +33,9 @@ fn the_tasks_of_a_run_are_listed_with_those_that_changed_the_same_files() {
     assert_eq!(
         rows,
         [
-            &["task", "outcome", "files", "cost", "branch", "also", "changed", "by"][..],
+            &[
+                "task", "outcome", "files", "cost", "branch", "also", "changed", "by"
+            ][..],
             &["one", "done", "2", "three", "(1)"],
             &["two", "done", "0"],
             &["three", "done", "1", "one", "(1)"],
@@ -49,7 +51,10 @@ fn the_tasks_of_a_run_are_listed_with_those_that_changed_the_same_files() {
         .lines()
         .map(|line| serde_json::from_str(line).expect("JSON"))
         .collect();
-    assert_eq!(tasks[0]["same_files"], json!([{"task": "three", "files": 1}]));
+    assert_eq!(
+        tasks[0]["same_files"],
+        json!([{"task": "three", "files": 1}])
+    );
     assert_eq!(tasks[1]["changes"], json!([]));
     assert_eq!(tasks[3]["outcome"], "denied");
     let run = tasks[0]["run"].as_str().expect("a run");
@@ -58,5 +63,9 @@ fn the_tasks_of_a_run_are_listed_with_those_that_changed_the_same_files() {
     assert_eq!(again.stdout, shown.stdout, "{}", again.all());
     let unknown = drill.run(&["results", "nothing-like-it"]);
     assert_eq!(unknown.code, Some(2), "{}", unknown.all());
-    assert!(unknown.stderr.contains("nothing-like-it"), "{}", unknown.all());
+    assert!(
+        unknown.stderr.contains("nothing-like-it"),
+        "{}",
+        unknown.all()
+    );
 }

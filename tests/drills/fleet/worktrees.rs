@@ -487,10 +487,7 @@ fn a_source_that_cannot_be_cloned_is_refused_with_what_helps() {
     refused(
         &|drill| {
             commit(drill, &[]);
-            git(
-                &drill.workspace(),
-                &["worktree", "add", "-q", "../linked"],
-            );
+            git(&drill.workspace(), &["worktree", "add", "-q", "../linked"]);
             fs::rename(drill.workspace(), drill.path("main")).expect("rename");
             fs::rename(drill.path("linked"), drill.path("moved")).expect("rename");
             git(&drill.path("main"), &["worktree", "repair", "../moved"]);
@@ -560,7 +557,15 @@ fn other_kinds_of_repositories_come_back_too() {
         let main = drill.path("main");
         fs::rename(drill.workspace(), &main).expect("rename");
         git(&main, &["commit", "--allow-empty", "-qm", "only in main"]);
-        let add = ["worktree", "add", "-q", "-b", "other", "../project", "HEAD~1"];
+        let add = [
+            "worktree",
+            "add",
+            "-q",
+            "-b",
+            "other",
+            "../project",
+            "HEAD~1",
+        ];
         git(&main, &add);
     });
     // A submodule.
@@ -588,7 +593,14 @@ fn other_kinds_of_repositories_come_back_too() {
         git(&main, &["add", "."]);
         git(&main, &["commit", "-qm", "large"]);
         let from = format!("file://{}", main.display());
-        let clone = ["clone", "-q", "--filter=blob:none", "--sparse", &from, "project"];
+        let clone = [
+            "clone",
+            "-q",
+            "--filter=blob:none",
+            "--sparse",
+            &from,
+            "project",
+        ];
         git(&drill.path("."), &clone);
         git(&drill.workspace(), &["sparse-checkout", "add", "src"]);
         assert!(!drill.workspace().join("large").exists());
@@ -615,7 +627,10 @@ fn named_files_go_along_and_are_not_committed() {
         let source = drill.workspace();
         for (path, text) in [
             (".gitignore", "local.toml\ngen\n*.log\n"),
-            (".worktreeinclude", "*.log\n!other.log\n../outside.txt\n/etc/passwd\n"),
+            (
+                ".worktreeinclude",
+                "*.log\n!other.log\n../outside.txt\n/etc/passwd\n",
+            ),
         ] {
             fs::write(source.join(path), text).expect(path);
         }
@@ -643,7 +658,13 @@ fn named_files_go_along_and_are_not_committed() {
         let copies = drill.state().join("copies").join(text(&result, "session"));
         let list = fs::read_to_string(copies.join("list")).expect("list");
         let has = |path: &str| list.lines().any(|line| line == format!("./{path}"));
-        for path in ["gen/a b#.txt", "sub/local.toml", "one.log", "link", "README.md"] {
+        for path in [
+            "gen/a b#.txt",
+            "sub/local.toml",
+            "one.log",
+            "link",
+            "README.md",
+        ] {
             assert!(has(path), "{mode}: {path} in {list}");
         }
         assert!(!has("other.log") && !has(".env"), "{mode}: {list}");

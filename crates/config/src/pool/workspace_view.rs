@@ -57,7 +57,10 @@ pub(super) fn read_base(table: &Section<'_>, mode: WorkspaceMode) -> Option<Stri
         report("expected the name of a branch, tag or commit", help);
     } else if mode != WorkspaceMode::Worktree {
         let help = "set mode = \"worktree\", or remove base";
-        report("only clones start from a base: the other modes show the directory as it is", help);
+        report(
+            "only clones start from a base: the other modes show the directory as it is",
+            help,
+        );
     }
     Some(found.value)
 }
@@ -79,7 +82,8 @@ pub(super) fn read_include(table: &Section<'_>, mode: WorkspaceMode) -> Vec<Stri
     for pattern in &list.value {
         let braces = || {
             let has_braces = pattern.value.contains(['{', '}']);
-            has_braces.then(|| "git, which lists the files, has no alternatives in braces".to_owned())
+            has_braces
+                .then(|| "git, which lists the files, has no alternatives in braces".to_owned())
         };
         if let Some(fault) = pattern_error(&pattern.value).or_else(braces) {
             let message = format!("{fault}, found {}", quote(&pattern.value));

@@ -65,6 +65,9 @@ pub const HTTP_DRAIN: Duration = Duration::from_secs(2);
 /// one write.
 pub const HTTP_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long the answer to a restart waits for the end of the old child.
+pub const RESTART_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Connections beyond [`HTTP_CONNECTIONS`] that only answer liveness and readiness probes, so that
 /// a client that uses all other connections does not make the supervisor look dead.
 pub const HTTP_PROBE_CONNECTIONS: usize = 16;

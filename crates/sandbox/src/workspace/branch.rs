@@ -13,14 +13,14 @@ mod repository;
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rustix::fs::{Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-pub use self::repository::{GitFileFault, Repository};
 use self::bundle_header::{BundleHeader, BundleHeaderError, ObjectId};
+pub use self::repository::{GitFileFault, Repository};
 use super::copy::PART;
 use super::file_list::FileList;
 use super::removal::remove_tree;
@@ -165,7 +165,8 @@ pub fn exclude_files(copies: &Root, part: &str, files: &FileList) -> Result<(), 
     let dir = Root::open_at(copies, part, copies.path().join(part))?;
     let info = Root::open_at(&dir, ".git", dir.path().join(".git"))?;
     let info = Root::open_at(&info, "info", info.path().join("info"))?;
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags =
+        OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&info, "exclude", flags, Mode::from_raw_mode(0o644));
     let mut lines = b"\n".to_vec();
     for path in files.paths() {

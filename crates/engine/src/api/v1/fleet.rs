@@ -14,6 +14,7 @@ use super::views::{respond, respond_ok, respond_page};
 use super::{AppState, HandlerResult};
 use crate::api::listing::{Pool, Slot};
 use marshal_fleet::{OperatorError, Readiness, SlotView};
+use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, PoolPhase, SlotId, SlotState};
 
@@ -202,10 +203,13 @@ pub(super) async fn resize(app: AppState, request: RequestContext) -> HandlerRes
     respond_ok(&find_pool(&app, name.as_str())?)
 }
 
-/// Returns before the old child has ended; a client that needs to know reads the slot.
+/// Returns when the old child has ended, or after [`limits::RESTART_ANSWER_TIMEOUT`]: the slot is then
+/// still stopping.
 pub(super) async fn restart(app: AppState, request: RequestContext) -> HandlerResult {
-    let (id, view) = find_slot(&app, &request)?;
+    let (id, _) = find_slot(&app, &request)?;
     let fleet = app.fleet.clone();
-    tokio::spawn(async move { drop(fleet.restart(id).await) });
+    let restarted = tokio::spawn(async move { fleet.restart(id).await });
+    let _ = tokio::time::timeout(limits::RESTART_ANSWER_TIMEOUT, restarted).await;
+    let (_, view) = find_slot(&app, &request)?;
     respond(StatusCode::ACCEPTED, &view)
 }

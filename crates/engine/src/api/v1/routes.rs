@@ -587,7 +587,7 @@ static ROUTES: &[Route] = &[
     Route {
         path: "/api/v1/slots/{pool}/{slot}/restart",
         name: "restartSlot",
-        summary: "Stop the slot's child and unpark the slot; its next task starts a new child",
+        summary: "Stop the slot's child and unpark the slot; its next task starts a new child. Answers when the old one has ended, or after 10 s",
         error_statuses: &[404],
         response: (202, Answer::Json(schema_of::<Slot>)),
         handler: |app, request| Box::pin(fleet::restart(app, request)),

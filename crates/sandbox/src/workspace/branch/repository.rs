@@ -95,40 +95,35 @@ impl Repository {
         let missing = |_| fault(GitFileFault::Missing);
         let git_dir = source.join(named).canonicalize().map_err(missing)?;
         let root = Root::open_resolved(&git_dir).map_err(|_| fault(GitFileFault::Missing))?;
-        let is_here = |path: PathBuf| path.canonicalize().is_ok_and(|path| path == source);
         let repository = match read_git_file(&root, "commondir") {
-            Some(common) => {
-                let common = git_dir.join(common).canonicalize().map_err(missing)?;
-                let name = git_dir.file_name().and_then(|name| name.to_str());
-                let back = read_git_file(&root, "gitdir").unwrap_or_default();
-                let back = git_dir.join(back);
-                let is_named_back = back.ends_with(".git")
-                    && git_dir.parent() == Some(&common.join("worktrees"))
-                    && back.parent().map(Path::to_owned).is_some_and(is_here);
-                Self {
-                    worktree: name.filter(|_| is_named_back).map(str::to_owned),
-                    common,
-                }
-            }
-            None => {
-                let config = read_git_file(&root, "config").unwrap_or_default();
-                let tree = work_tree(&config).map(|tree| git_dir.join(tree));
-                if !tree.is_some_and(is_here) {
-                    return Err(fault(GitFileFault::NotNamedBack));
-                }
-                return Self::of_owner(
-                    source,
-                    Self {
-                        common: git_dir,
-                        worktree: None,
-                    },
-                );
-            }
+            Some(common) => Self::of_worktree(&root, &common, source),
+            None => Self::of_submodule(&root, source),
         };
-        if repository.worktree.is_none() {
-            return Err(fault(GitFileFault::NotNamedBack));
-        }
+        let repository = repository.ok_or(fault(GitFileFault::NotNamedBack))?;
         Self::of_owner(source, repository)
+    }
+
+    /// The repository that shares `git_dir` with a linked worktree, if it names `source` back.
+    fn of_worktree(git_dir: &Root, common: &str, source: &Path) -> Option<Self> {
+        let common = git_dir.path().join(common).canonicalize().ok()?;
+        let name = git_dir.path().file_name()?.to_str()?;
+        let back = git_dir.path().join(read_git_file(git_dir, "gitdir")?);
+        let is_below = git_dir.path().parent() == Some(&common.join("worktrees"));
+        let is_named_back = back.ends_with(".git") && is_dir(back.parent()?, source);
+        (is_below && is_named_back).then(|| Self {
+            worktree: Some(name.to_owned()),
+            common,
+        })
+    }
+
+    /// The repository of a submodule, if it names `source` back.
+    fn of_submodule(git_dir: &Root, source: &Path) -> Option<Self> {
+        let config = read_git_file(git_dir, "config")?;
+        let tree = git_dir.path().join(work_tree(&config)?);
+        is_dir(&tree, source).then(|| Self {
+            common: git_dir.path().to_owned(),
+            worktree: None,
+        })
     }
 
     /// The repository, if it belongs to the owner of the workspace.
@@ -144,6 +139,11 @@ impl Repository {
             Err(BranchError::GitFile(GitFileFault::OtherOwner))
         }
     }
+}
+
+/// Whether a path leads to this directory.
+fn is_dir(path: &Path, dir: &Path) -> bool {
+    path.canonicalize().is_ok_and(|path| path == dir)
 }
 
 /// A small text file of git, without the end of its line; `None` if there is none.
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     /// A repository `main` with a linked worktree `linked`, and a submodule `sub` of it.
-    fn repositories() -> (tempfile::TempDir, PathBuf) {
+    fn repositories() -> (impl Drop, PathBuf) {
         let dir = scratch();
         let at = dir.path().canonicalize().unwrap();
         for path in [
@@ -249,7 +249,10 @@ mod tests {
                 "gitdir: ../main/.git/worktrees/linked",
                 GitFileFault::NotNamedBack,
             ),
-            ("gitdir: ../main/.git/modules/sub", GitFileFault::NotNamedBack),
+            (
+                "gitdir: ../main/.git/modules/sub",
+                GitFileFault::NotNamedBack,
+            ),
             ("gitdir: ../main/.git", GitFileFault::NotNamedBack),
         ] {
             std::fs::write(at.join("other/.git"), text).unwrap();
@@ -258,8 +261,11 @@ mod tests {
         // What the workspace itself holds names nobody but itself, and is not below a repository.
         std::fs::create_dir(at.join("other/w")).unwrap();
         std::fs::write(at.join("other/.git"), "gitdir: w").unwrap();
-        std::fs::write(at.join("other/w/commondir"), at.join("main/.git").to_str().unwrap())
-            .unwrap();
+        std::fs::write(
+            at.join("other/w/commondir"),
+            at.join("main/.git").to_str().unwrap(),
+        )
+        .unwrap();
         let back = at.join("other/.git");
         std::fs::write(at.join("other/w/gitdir"), back.to_str().unwrap()).unwrap();
         assert_eq!(fault(at.join("other")), GitFileFault::NotNamedBack);

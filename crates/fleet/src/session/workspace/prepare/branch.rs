@@ -46,7 +46,10 @@ pub(crate) async fn make_clone(
     .map_err(bad)?;
     let beside = ExtraMounts {
         trees: vec![
-            (host_tree(&repository.common, false)?, SOURCE_INSIDE.to_owned()),
+            (
+                host_tree(&repository.common, false)?,
+                SOURCE_INSIDE.to_owned(),
+            ),
             (objects(&repository)?, OBJECTS_INSIDE.to_owned()),
         ],
         ..ExtraMounts::none()
@@ -57,34 +60,7 @@ pub(crate) async fn make_clone(
         space,
         source,
     };
-    let base = pool.config.workspace.base.as_deref();
-    let GitCommand { argv, env } = git::inspect_source(&repository, base.unwrap_or("HEAD"));
-    let git_sandbox = GitSandbox {
-        beside: beside.clone(),
-        ..GitSandbox::read_only(env)
-    };
-    let output = step
-        .run(source, argv, git_sandbox, git::INSPECT_BYTES)
-        .await
-        .map_err(|error| match (base, error) {
-            (
-                Some(base),
-                PrepareError::Branch {
-                    source: BranchError::NoCommit,
-                    ..
-                },
-            ) => bad(BranchError::NoBase(base.to_owned())),
-            (_, error) => error,
-        })?;
-    let source_head = SourceHead::parse(&output.stdout, output.is_truncated).map_err(bad)?;
-    if source_head.is_dirty {
-        let warned = &pool.warned_uncommitted;
-        let warned = &mut *warned.lock().unwrap_or_else(PoisonError::into_inner);
-        if warned.replace(source_head.head.clone()).as_ref() != Some(&source_head.head) {
-            let workspace = source.display();
-            tracing::warn!(%workspace, "the workspace has uncommitted changes: they are not in the sessions' clones");
-        }
-    }
+    let source_head = step.inspect(&repository, beside.clone()).await?;
     let included = session_tree::included_files(
         shared,
         pool,
@@ -201,6 +177,47 @@ struct Step<'s> {
 }
 
 impl Step<'_> {
+    /// The commit that the clone starts from.
+    async fn inspect(
+        &self,
+        repository: &Repository,
+        beside: ExtraMounts,
+    ) -> Result<SourceHead, PrepareError> {
+        let bad = |error: BranchError| PrepareError::Branch {
+            path: self.source.to_owned(),
+            source: error,
+        };
+        let base = self.pool.config.workspace.base.as_deref();
+        let GitCommand { argv, env } = git::inspect_source(repository, base.unwrap_or("HEAD"));
+        let git_sandbox = GitSandbox {
+            beside,
+            ..GitSandbox::read_only(env)
+        };
+        let output = self
+            .run(self.source, argv, git_sandbox, git::INSPECT_BYTES)
+            .await
+            .map_err(|error| match (base, error) {
+                (
+                    Some(base),
+                    PrepareError::Branch {
+                        source: BranchError::NoCommit,
+                        ..
+                    },
+                ) => bad(BranchError::NoBase(base.to_owned())),
+                (_, error) => error,
+            })?;
+        let source_head = SourceHead::parse(&output.stdout, output.is_truncated).map_err(bad)?;
+        if source_head.is_dirty {
+            let warned = &self.pool.warned_uncommitted;
+            let warned = &mut *warned.lock().unwrap_or_else(PoisonError::into_inner);
+            if warned.replace(source_head.head.clone()).as_ref() != Some(&source_head.head) {
+                let workspace = self.source.display();
+                tracing::warn!(%workspace, "the workspace has uncommitted changes: they are not in the sessions' clones");
+            }
+        }
+        Ok(source_head)
+    }
+
     /// Runs one git script, with `at` as its workspace.
     async fn run(
         &self,

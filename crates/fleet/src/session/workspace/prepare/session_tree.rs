@@ -136,15 +136,11 @@ pub(super) async fn included_files(
     }
     let inside = workspace_inside(pool, source);
     let specs = Masks::to_pathspecs(&workspace.include)?;
-    let (git_dir, common, beside) = match repository {
-        Some((repository, beside)) => {
-            (repository.git_dir_inside(), SOURCE_INSIDE.to_owned(), beside)
-        }
-        None => {
-            let own = format!("{inside}/.git");
-            (own.clone(), own, ExtraMounts::none())
-        }
-    };
+    let own = format!("{inside}/.git");
+    let (git_dir, common, beside) = repository.map_or_else(
+        || (own.clone(), own.clone(), ExtraMounts::none()),
+        |(of, beside)| (of.git_dir_inside(), SOURCE_INSIDE.to_owned(), beside),
+    );
     let GitCommand { argv, env } = file_list::included_files(&inside, &git_dir, &common, &specs);
     let git = GitSandbox {
         beside,
