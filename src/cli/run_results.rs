@@ -166,7 +166,7 @@ impl RunResults {
                 .map(|(other, files)| json!({"task": self.tasks[*other].task.id, "files": files}))
                 .collect();
                 let document = json!({
-                    "run": self.run, "task": result.task.id, "pool": result.task.pool,
+                    "run": self.run.as_str(), "task": result.task.id, "pool": result.task.pool,
                     "state": result.task.state, "outcome": result.task.outcome,
                     "detail": result.task.detail, "session": result.task.session,
                     "branch": result.branch(),

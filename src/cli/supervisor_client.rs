@@ -391,10 +391,10 @@ pub async fn restart(state_dir: &Path, slot: SlotId, streams: &mut Streams) -> E
     let path = format!("/api/v1/slots/{slot}/restart");
     match request_json(state_dir, Method::POST, &path, None).await {
         Ok(view) => {
-            let note = if view["state"] != "stopping" {
-                "restarted"
-            } else {
+            let note = if view["state"] == "stopping" {
                 "restarting: its child has not ended yet"
+            } else {
+                "restarted"
             };
             streams.err.line(&format!("{slot}: {note}"));
             Exit::Done
