@@ -11,7 +11,8 @@ use crate::drill::Drill;
 fn the_tasks_of_a_run_are_listed_with_those_that_changed_the_same_files() {
     let drill = Drill::new(POOL);
     let ran = drill.run(&["results"]);
-    assert_eq!(ran.code, Some(1), "{}", ran.all());
+    assert_eq!(ran.code, Some(2), "{}", ran.all());
+    assert!(ran.stderr.contains("there is no journal"), "{}", ran.all());
     let prompts = [
         ("one", "write README.md one\nwrite made.txt x"),
         ("two", "read README.md"),

@@ -23,7 +23,9 @@ format=$(git --git-dir="$G" rev-parse --show-object-format) || exit 1
 dirty=$(git --git-dir="$G" --work-tree="$PWD" -c core.checkStat=minimal -c core.trustctime=false \
     status --porcelain --ignore-submodules=all -- ':(top)' ':(top,exclude)supervisor.toml' 2>/dev/null | head -c 1)
 echo "$format $head ${dirty:+dirty}"
-exec git --git-dir="$G" ls-tree -r --format='%(objectsize)' "$head"
+# Of a partial clone, files that it lacks have no size.
+git --git-dir="$G" ls-tree -r --format='%(objectname)' "$head" |
+    exec git --git-dir="$G" cat-file --batch-check='%(objectsize)'
 "#;
 
 /// Writes the paths that the pathspecs match into a file, and leaves them out of the working tree; with
@@ -86,6 +88,11 @@ if [ -f .git/shallow ]; then cat .git/shallow > "$out/shallow"; fi
 if [ -f .git/info/exclude ]; then cat .git/info/exclude > "$out/info/exclude"; fi
 export GIT_DIR="$out" GIT_WORK_TREE="$PWD" GIT_INDEX_FILE="$HOME/index"
 git config core.bare false
+if grep -q partialClone .git/config 2>/dev/null; then
+    git config core.repositoryFormatVersion 1
+    git config extensions.partialClone source
+    git config remote.source.promisor true
+fi
 git read-tree "$tip"
 shift 4
 hide "$HOME/hidden" "$@"
@@ -113,7 +120,9 @@ echo "$tip $work"
 /// current commit, and on further lines, separated by NUL, every path that a commit of it changes.
 const UNPACK: &str = r#"
 set -e
-export GIT_DIR="$1" GIT_OBJECT_DIRECTORY="$HOME/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$1/objects"
+cd "$HOME"
+export GIT_DIR="$1" GIT_WORK_TREE="$HOME"
+export GIT_OBJECT_DIRECTORY="$HOME/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$1/objects"
 mkdir -p "$GIT_OBJECT_DIRECTORY/pack"
 if [ -e "$1/reftable" ]; then echo reftable; exit 0; fi
 has=$(git rev-parse --verify --quiet "refs/heads/$5" || echo none)
@@ -131,7 +140,9 @@ git diff-tree -c -r -z --name-only --no-renames --no-commit-id --root --stdin < 
 /// Unpacks a bundle as for taking it, and prints what it changes.
 const DIFF: &str = r#"
 set -e
-export GIT_DIR="$1" GIT_OBJECT_DIRECTORY="$HOME/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$1/objects"
+cd "$HOME"
+export GIT_DIR="$1" GIT_WORK_TREE="$HOME"
+export GIT_OBJECT_DIRECTORY="$HOME/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$1/objects"
 mkdir -p "$GIT_OBJECT_DIRECTORY/pack"
 tail -c "+$3" "$2" | git index-pack --stdin --fix-thin --strict "--max-input-size=$5" > "$HOME/said"
 base=$6 tip=$4
