@@ -150,6 +150,9 @@ pools = ["two"]
 command = ["/usr/local/bin/tell", "\u001b"]
 env = { PATH = "/bin" }
 events = ["parked"]
+[pool.cloned]
+agent = "script"
+workspace = { mode = "worktree", base = "origin/main", include = ["local.toml"] }
 [chat]
 idle = "90s"
 [template.campaign]
