@@ -10,6 +10,9 @@ use crate::{ConfigErrors, DEFAULT, schema};
 /// Words of faults that no schema can find: of texts before they are TOML, of bounds that a pattern
 /// cannot say, of names that must lead somewhere, of keys that must agree.
 const BEYOND: &[&str] = &[
+    "only clones start from a base",
+    "all files are there",
+    "no alternatives in braces",
     "the site's policy is",
     "its model has no price",
     "store.postgres is not set",

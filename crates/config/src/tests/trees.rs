@@ -43,6 +43,15 @@ fn masks_and_slices_that_cannot_be_are_refused() {
     refused("mode = \"copy\", slice = [\"src\"]", "needs mode = \"ro\"");
     refused("mode = \"ro\", slice = [\"../x\"]", "expected a path below the workspace");
     refused("mode = \"ro\", slice = [\"src/*.rs\"]", "the only pattern is");
+    for bad in ["--upload-pack=x", "a b", "", "a:b"] {
+        refused(&format!("mode = \"worktree\", base = \"{bad}\""), "expected the name of a branch");
+    }
+    refused("mode = \"copy\", base = \"main\"", "only clones start from a base");
+    refused("mode = \"overlay\", include = [\"x\"]", "all files are there");
+    for bad in ["/etc/passwd", "../x"] {
+        refused(&format!("include = [\"{bad}\"]"), "expected a pattern below the workspace");
+    }
+    refused("include = [\"{a,b}\"]", "no alternatives in braces");
     let none = pool("launcher = \"none\"\nworkspace = { path = \".\", mode = \"worktree\" }");
     refused_by(&explicit_origin(), &none, "mode = \"worktree\" needs a sandbox");
     let none = pool("launcher = \"none\"\nworkspace = { path = \"work\", mode = \"rw\", mask = [\".env\"] }");
