@@ -24,8 +24,8 @@ dirty=$(git --git-dir="$G" --work-tree="$PWD" -c core.checkStat=minimal -c core.
     status --porcelain --ignore-submodules=all -- ':(top)' ':(top,exclude)supervisor.toml' 2>/dev/null | head -c 1)
 echo "$format $head ${dirty:+dirty}"
 # Of a partial clone, files that it lacks have no size.
-git --git-dir="$G" ls-tree -r --format='%(objectname)' "$head" |
-    exec git --git-dir="$G" cat-file --batch-check='%(objectsize)'
+git --git-dir="$G" ls-tree -r --format='%(objectname)' "$head" > "$HOME/objects" || exit 1
+exec git --git-dir="$G" cat-file --batch-check='%(objectsize)' < "$HOME/objects"
 "#;
 
 /// Writes the paths that the pathspecs match into a file, and leaves them out of the working tree; with
