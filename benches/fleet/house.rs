@@ -142,6 +142,7 @@ impl House {
                 files: Vec::new(),
                 embedded_files: Vec::new(),
                 policy_layer: None,
+                land: None,
                 priority: 0,
                 depends_on: Vec::new(),
             })

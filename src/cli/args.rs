@@ -210,18 +210,13 @@ pub enum Command {
     Apply(overlay::ApplyArgs),
     /// Discard the changes that a session made in its overlay
     Discard(overlay::DiscardArgs),
-    /// Bring the branch of a session into its repository (workspace mode "worktree")
+    /// Bring the work of sessions onto a branch of their repository (workspace mode "worktree")
     ///
-    /// The branch is named marshal/SESSION. Nothing is checked out or overwritten. Refuses changes of
-    /// files that other programs run or obey, unless each is allowed.
-    Land {
-        /// Id of the session, as `run` and results show it
-        #[arg(value_parser = |text: &str| SessionId::new(text))]
-        session: SessionId,
-        /// Also take changes of this file, or below this directory, although other programs run or obey it
-        #[arg(long, value_name = "PATH")]
-        allow: Vec<String>,
-    },
+    /// One after the other, each is put onto what landed before, the pool's check runs on the
+    /// result, and the branch is moved. What conflicts or fails the check does not land. Refuses
+    /// changes of files that other programs run or obey, unless each is allowed. Nothing is checked
+    /// out.
+    Land(super::land_onto::LandArgs),
     /// Check or print the configuration
     Config {
         /// The subcommand
@@ -335,7 +330,7 @@ pub struct RunArgs {
     /// done.
     ///
     /// A task file has one JSON object per line: {"id", "prompt", "pool", "workspace", "attempts",
-    /// "check", "policy_layer", "priority"}. Only "prompt" is required.
+    /// "check", "policy_layer", "land", "priority"}. Only "prompt" is required.
     #[arg(
         required_unless_present_any = ["goes_on", "plan"],
         conflicts_with = "goes_on",
@@ -379,6 +374,14 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "goes_on", value_parser = layer)]
     pub policy_layer: Option<String>,
 
+    /// Land the work of each task that is done on this branch of its repository, one after the other;
+    /// for tasks that name no branch
+    ///
+    /// Needs a pool with workspace mode "worktree". A task whose work conflicts with what landed
+    /// before, or fails the check with it, goes back to its agent, at most three times.
+    #[arg(long, value_name = "BRANCH", conflicts_with = "goes_on", value_parser = branch)]
+    pub land: Option<String>,
+
     /// Let permission requests that need a person wait for `marshal approvals`, instead of denying
     /// them
     #[arg(long)]
@@ -420,7 +423,7 @@ impl Command {
             | Self::Diff(_)
             | Self::Apply(_)
             | Self::Discard(_)
-            | Self::Land { .. } => Some(Need::Records),
+            | Self::Land(_) => Some(Need::Records),
             _ => None,
         }
     }
@@ -428,6 +431,11 @@ impl Command {
 
 fn layer(name: &str) -> Result<String, String> {
     marshal_engine::api::task_rules::check_policy_layer(name)?;
+    Ok(name.to_owned())
+}
+
+pub(super) fn branch(name: &str) -> Result<String, String> {
+    marshal_engine::api::task_rules::check_branch(name)?;
     Ok(name.to_owned())
 }
 

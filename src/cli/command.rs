@@ -20,6 +20,7 @@ use super::doctor;
 use super::events;
 use super::exit::Exit;
 use super::land;
+use super::land_onto;
 use super::listeners::{self, ListenConfig, Listeners};
 use super::login;
 use super::ls;
@@ -355,9 +356,7 @@ async fn run_client_command(cli: &Cli, client: &ClientContext, streams: &mut Str
                 Exit::Usage
             })
         }
-        Command::Land { session, allow } => {
-            land::land_branch(state, (session, allow), cli.json, streams).await
-        }
+        Command::Land(args) => Box::pin(land_onto::run(client, args, cli.json, streams)).await,
         _ => Exit::Usage,
     }
 }
@@ -595,6 +594,7 @@ fn job(
         state,
         pool: args.pool.as_ref(),
         policy_layer: args.policy_layer.as_ref(),
+        land: args.land.as_ref(),
         agent_items: args.agent_items,
         local: args.local,
     };
@@ -626,6 +626,8 @@ fn job(
     for spec in &mut tasks {
         let layer = spec.policy_layer.take();
         spec.policy_layer = layer.or_else(|| args.policy_layer.clone());
+        let land = spec.land.take();
+        spec.land = land.or_else(|| args.land.clone());
     }
     Ok((Job::New(tasks), Vec::new()))
 }

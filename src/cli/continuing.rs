@@ -153,6 +153,7 @@ mod tests {
                         files: Vec::new(),
                         embedded_files: Vec::new(),
                         policy_layer: None,
+                        land: None,
                         priority: 0,
                         depends_on: Vec::new(),
                     },

@@ -18,6 +18,7 @@ use marshal_launch::{self as launch, LaunchPlan, RunError, SandboxSpec, Spawner}
 use marshal_model::limits::{BUNDLE_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::{ExitStatus, SessionId, untrusted};
 use marshal_policy::guard;
+use marshal_policy::outside::{find_use, is_allowed};
 use marshal_sandbox::uids::{LockedBlock, UidError};
 use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
 use marshal_sandbox::workspace::branch::git::{self, UnpackOutcome};
@@ -226,7 +227,7 @@ pub(super) async fn show_diff(
 
 /// The files that other programs run or obey.
 fn find_outside(paths: &[String]) -> impl Iterator<Item = (&str, &'static str)> {
-    let with_use = |path| Some((path, outside::find_use(&[guard()], path, true)?));
+    let with_use = |path| Some((path, find_use(&[guard()], path, true)?));
     paths.iter().map(String::as_str).filter_map(with_use)
 }
 
@@ -293,7 +294,7 @@ async fn unpack(
     }
     outside::list(find_outside(&paths), &mut streams.err);
     let outside = find_outside(&paths);
-    let refused = outside.filter(|(path, _)| !outside::is_allowed(allow, path));
+    let refused = outside.filter(|(path, _)| !is_allowed(allow, path));
     match refused.count() {
         0 => {}
         count => return Err(LandBranchError::Outside(count)),
@@ -415,6 +416,14 @@ fn standard_profile() -> SandboxProfile {
     let mut sandboxes = built_in.map(|config| config.sandboxes).unwrap_or_default();
     let profile = sandboxes.remove("standard");
     profile.unwrap_or_else(|| unreachable!("a test parses the built-in configuration"))
+}
+
+/// The path of the directory with a session's clone.
+pub(super) fn find_clones(
+    state: &Path,
+    session: &SessionId,
+) -> Result<PathBuf, impl std::error::Error + use<>> {
+    find(state, session).map(|clones| clones.path().to_owned())
 }
 
 /// The directory of a session's clone: among the daemon's sessions, or in a run with a separate

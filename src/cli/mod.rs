@@ -27,6 +27,7 @@ mod help;
 mod http_client;
 mod init;
 mod land;
+mod land_onto;
 pub mod listeners;
 mod login;
 mod ls;

@@ -19,6 +19,7 @@ use marshal_journal::codec::read_report;
 use marshal_model::SessionId;
 use marshal_model::untrusted::{escape_for_display, escape_json_for_terminal};
 use marshal_policy::guard;
+use marshal_policy::outside::find_use;
 use marshal_sandbox::workspace::Root;
 use marshal_sandbox::workspace::overlay::bases::read_small_file;
 
@@ -57,7 +58,7 @@ pub(super) fn show(
         }
     };
     let guard = [guard()];
-    let of_outside = |path: &str| outside::find_use(&guard, path, true);
+    let of_outside = |path: &str| find_use(&guard, path, true);
     let shown = changes.kinds.iter();
     let shown: Vec<_> = shown.filter(|(path, _)| is_at(path, paths)).collect();
     if !json {

@@ -1,7 +1,7 @@
 //! The tasks of a run: prompts, task files and standard input -> checked tasks.
 //!
 //! A task file is JSON Lines, one task a line:
-//! `{"id","prompt","pool","workspace","attempts","check","files","embed","policy_layer","priority"}`.
+//! `{"id","prompt","pool","workspace","attempts","check","files","embed","policy_layer","land","priority"}`.
 //! Only `prompt` is required. Owns how a file is read, and the message for every error in it. Must
 //! not know the fleet.
 
@@ -30,6 +30,7 @@ const KEYS: &[&str] = &[
     "files",
     "embed",
     "policy_layer",
+    "land",
     "priority",
 ];
 
@@ -175,6 +176,7 @@ struct TaskFields {
     files: Vec<String>,
     embed: Vec<String>,
     policy_layer: Option<String>,
+    land: Option<String>,
     priority: i8,
 }
 
@@ -214,6 +216,7 @@ impl Reader<'_> {
             files: Vec::new(),
             embed: Vec::new(),
             policy_layer: None,
+            land: None,
             priority: 0,
         };
         self.take(place, None, spec);
@@ -289,6 +292,7 @@ impl Reader<'_> {
             files: Vec::new(),
             embed: Vec::new(),
             policy_layer: None,
+            land: None,
             priority: 0,
         };
         let mut seen = HashSet::new();
@@ -307,6 +311,7 @@ impl Reader<'_> {
                 "files" => read_files(&value).map(|read| spec.files = read),
                 "embed" => read_files(&value).map(|read| spec.embed = read),
                 "policy_layer" => read_layer(&value).map(|read| spec.policy_layer = read),
+                "land" => read_branch(&value).map(|read| spec.land = read),
                 "priority" => read_priority(&value).map(|read| spec.priority = read),
                 _ => Err(format!("is unknown; the keys are {}", KEYS.join(", "))),
             };
@@ -408,6 +413,7 @@ fn name_all(found: Vec<ParsedTask>, given: &HashSet<TaskId>) -> Vec<TaskSpec> {
         files: found.spec.files,
         embedded_files: found.spec.embed,
         policy_layer: found.spec.policy_layer,
+        land: found.spec.land,
         priority: found.spec.priority,
         depends_on: Vec::new(),
     });
@@ -522,6 +528,14 @@ fn read_layer(value: &Value) -> Result<Option<String>, String> {
         return optional(value, "the name of a policy");
     };
     task_rules::check_policy_layer(name)?;
+    Ok(Some(name.clone()))
+}
+
+fn read_branch(value: &Value) -> Result<Option<String>, String> {
+    let Value::String(name) = value else {
+        return optional(value, "the name of a branch");
+    };
+    task_rules::check_branch(name)?;
     Ok(Some(name.clone()))
 }
 

@@ -189,6 +189,8 @@ pub struct TaskReport {
     pub copy: Option<PathBuf>,
     /// The host path of its branch's bundle, if it worked in a clone and made commits.
     pub bundle: Option<PathBuf>,
+    /// Where its work landed.
+    pub landed: Option<LandedWork>,
     /// Failures of its slot's children during its attempts; each one delayed the slot by a backoff.
     pub restarts: u32,
     /// The sum of these backoffs.
@@ -197,6 +199,15 @@ pub struct TaskReport {
     pub detail: Option<UntrustedText>,
     /// The end of the agent's answer, at most 4 KiB.
     pub answer: UntrustedText,
+}
+
+/// Work that is on a branch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LandedWork {
+    /// The branch.
+    pub branch: String,
+    /// What its last commit is there.
+    pub commit: String,
 }
 
 /// One changed file.

@@ -63,7 +63,7 @@ pub use clock::day_time;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
 pub use files::{FileRead, FileWrite, FilesError, HostAccessError, Parents};
-pub use fleet_event::{ChangeKind, FileChange, FleetEvent, SlotView, TaskReport};
+pub use fleet_event::{ChangeKind, FileChange, FleetEvent, LandedWork, SlotView, TaskReport};
 pub use handle::approvals::{AnswerError, AnswerReceipt, AnswerRequest};
 pub use handle::chats::STOPPED_UNSENT;
 pub use handle::commands::{CommandError, CommandOutput, CommandRequest};
@@ -81,7 +81,9 @@ pub use handle::resume_run::{ResumeRunError, ResumedRun};
 pub use handle::views::PoolView;
 pub use path_lookup::path_enters_directory;
 pub use report::ReportError;
-pub use session::{PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON};
+pub use session::{
+    LandRequest, Landing, LandingError, NotLanded, PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON,
+};
 pub use setting_reply::SettingResult;
 pub use setup::{ResumeScope, Setup};
 pub use slot_demand::{SlotDemand, SlotRelease};
@@ -352,6 +354,7 @@ impl FleetHandle {
             }
             entry.shared.check_prompt_files(&spec)?;
             entry.shared.check_policy_layer(&spec)?;
+            entry.shared.check_landing(&spec)?;
             self.check_cost_is_known(&entry.shared, &spec, &bounds)?;
             if let Some(path) = spec.workspace.take() {
                 let path = self.resolve_workspace(&spec, path).await?;
@@ -568,10 +571,10 @@ impl FleetHandle {
         self.0.shared.slots.views()
     }
 
-    /// Whether a slot has this session now.
+    /// Whether a slot has this session now, or the check of a landing works under this id.
     #[must_use]
     pub fn is_session_active(&self, session: &SessionId) -> bool {
-        self.0.shared.slots.has_session(session)
+        self.0.shared.slots.has_session(session) || self.0.shared.landings.has_check(session)
     }
 
     /// The configuration with which the fleet was started.

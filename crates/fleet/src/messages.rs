@@ -20,8 +20,8 @@ use super::handle::commands::{CommandReply, CommandRequest};
 use super::handle::operator::OperatorResult;
 use super::pool::{ActiveTask, ConversationMsg, OperatorRequest};
 use super::session::{
-    Attempt, CheckResult, IdleSession, OnDurable, PrepareError, PreparedSession, QuarantinedPath,
-    StoredSession, Survey, Work, WorkspaceRecord,
+    Attempt, CheckResult, IdleSession, LandingResult, OnDurable, PrepareError, PreparedSession,
+    QuarantinedPath, StoredSession, Survey, Work, WorkspaceRecord,
 };
 use super::setting_reply::SettingReply;
 use marshal_dialect::lifecycle::deadlines::DeadlineKind;
@@ -214,6 +214,8 @@ pub(crate) enum SessionMsg {
     Flush,
     /// The check ended.
     CheckEnded(Box<CheckResult>),
+    /// The task's work landed, or did not.
+    LandingEnded(Box<LandingResult>),
     /// File versions that were found after a tool call.
     FilesObserved(Vec<ObservedFile>),
     /// What was found at the end of a turn; the turn's end waits for it.

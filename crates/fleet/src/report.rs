@@ -6,10 +6,11 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::fleet_event::{ChangeKind, FileChange, TaskReport};
+use super::fleet_event::{ChangeKind, FileChange, LandedWork, TaskReport};
 use marshal_journal::StoredTask;
 use marshal_journal::codec::{
-    ChangedFile, CodecError, Report, RequestCounts, TokenCounts, read_report, write_report,
+    ChangedFile, CodecError, LandedReport, Report, RequestCounts, TokenCounts, read_report,
+    write_report,
 };
 use marshal_model::budget::{NANOS_PER_DOLLAR, nanos_from_dollars};
 use marshal_model::{
@@ -64,6 +65,10 @@ impl TaskReport {
             changes_cut: self.changes_cut,
             workspace: self.copy.as_ref().map(|copy| copy.to_string_lossy()),
             bundle: self.bundle.as_ref().map(|path| path.to_string_lossy()),
+            landed: self.landed.as_ref().map(|landed| LandedReport {
+                branch: Cow::Borrowed(&landed.branch),
+                commit: Cow::Borrowed(&landed.commit),
+            }),
             restarts: self.restarts,
             backoff_ms: millis(self.backoff),
             detail: self.detail.as_ref().map(|d| Cow::Borrowed(d.raw())),
@@ -122,6 +127,10 @@ impl TaskReport {
                 .workspace
                 .map(|path| PathBuf::from(path.into_owned())),
             bundle: stored.bundle.map(|path| PathBuf::from(path.into_owned())),
+            landed: stored.landed.map(|landed| LandedWork {
+                branch: landed.branch.into_owned(),
+                commit: landed.commit.into_owned(),
+            }),
             restarts: stored.restarts,
             backoff: Duration::from_millis(stored.backoff_ms),
             detail: stored.detail.map(UntrustedText::new),
@@ -171,6 +180,7 @@ impl TaskReport {
             changes_cut: true,
             copy: None,
             bundle: None,
+            landed: None,
             restarts: 0,
             backoff: Duration::ZERO,
             detail: row

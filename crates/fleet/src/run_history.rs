@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use super::session::{CheckResult, Tally};
+use super::session::{CheckResult, LandingResult, Tally};
 use marshal_journal::codec::CodecError;
 use marshal_journal::{Journal, OpenError, ReadError, Reader, StoredRun, StoredTask};
 use marshal_model::{Event, IdError, RunId, SessionId, TaskId, TurnOutcome, UntrustedText};
@@ -59,6 +59,8 @@ pub(super) struct AttemptRecord {
     pub(super) bundle: Option<PathBuf>,
     /// Whether its clone was looked at again, and there was nothing to bundle.
     pub(super) is_without_commits: bool,
+    /// How its landing ended, which this start made up for.
+    pub(super) landing: Option<LandingResult>,
 }
 
 impl AttemptRecord {
@@ -154,6 +156,7 @@ fn replay_attempt(
         copy: None,
         bundle: None,
         is_without_commits: false,
+        landing: None,
     };
     let mut record = empty();
     let mut is_ours = false;

@@ -29,13 +29,13 @@ use super::hooks::Hooks;
 use super::paused_runs::PausedRuns;
 use super::program_record::ProgramRecords;
 use super::resource_usage::ResourceUsage;
-use super::session::{DiskUsageMonitor, ProtectedRecords};
+use super::session::{DiskUsageMonitor, Landings, ProtectedRecords};
 use super::slot_demand::SlotDemand;
 use super::{SubmitError, clock};
 use crate::handle::reload::{PolicyReader, PolicyReloads};
 use crate::handle::session_subscriptions::SessionSubscriptions;
 use crate::handle::task_dependencies::TaskDependencies;
-use marshal_config::{Config, Pool as PoolConfig, Sandbox, SessionScope};
+use marshal_config::{Config, Pool as PoolConfig, Sandbox, SessionScope, WorkspaceMode};
 use marshal_journal::Journal;
 use marshal_launch::{Engine, Host};
 use marshal_model::limits::{BROADCAST_EVENTS, CONCURRENT_COPIES, CONCURRENT_SPAWNS, POOL_QUEUE};
@@ -119,6 +119,8 @@ pub(crate) struct Shared {
     pub(crate) state: Arc<StateDir>,
     /// The protected files of the workspaces that agents write themselves.
     pub(crate) protected_records: ProtectedRecords,
+    /// The bundles that land now.
+    pub(crate) landings: Landings,
     /// The programs of agents.
     pub(crate) program_records: Arc<ProgramRecords>,
     pub(crate) journal: Journal,
@@ -174,6 +176,12 @@ impl Shared {
         self.deleting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The id of a new session.
+    pub(crate) fn new_session_id(&self) -> SessionId {
+        let id = self.ambient.new_id().to_string();
+        SessionId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"))
+    }
+
     /// Accepts nothing any more.
     pub(crate) fn start_draining(&self) {
         self.is_draining.store(true, Ordering::Release);
@@ -203,6 +211,7 @@ impl Shared {
             active_policies: in_force,
             state: setup.state,
             protected_records: ProtectedRecords::default(),
+            landings: Landings::default(),
             program_records,
             journal: setup.journal,
             files,
@@ -301,6 +310,17 @@ impl PoolShared {
         Err(SubmitError::Pool {
             task: spec.id.to_string(),
             why: why.to_owned(),
+        })
+    }
+
+    /// Checks that the work of a task of this pool can land on a branch.
+    pub(crate) fn check_landing(&self, spec: &TaskSpec) -> Result<(), SubmitError> {
+        if spec.land.is_none() || self.config.workspace.mode == WorkspaceMode::Worktree {
+            return Ok(());
+        }
+        Err(SubmitError::Pool {
+            task: spec.id.to_string(),
+            why: "only work in a clone can land on a branch: set workspace.mode = \"worktree\" in the pool, or remove land from the task".to_owned(),
         })
     }
 

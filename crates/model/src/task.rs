@@ -49,6 +49,8 @@ pub struct TaskSpec {
     /// A policy layer on top of the pool's policy for this task's session: it can only deny and
     /// ask.
     pub policy_layer: Option<String>,
+    /// The branch of its repository that its work lands on.
+    pub land: Option<String>,
     /// From -100 to 100: tasks with a higher priority start first in their pool.
     pub priority: i8,
     /// Tasks that must be done before it starts.

@@ -44,6 +44,7 @@ pub mod lint;
 mod load;
 mod mask;
 mod mcp;
+pub mod outside;
 mod path;
 mod pipes;
 mod request;

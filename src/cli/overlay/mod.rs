@@ -15,7 +15,6 @@ pub(super) use client_orders::handle_order;
 use super::args::{Cli, Command};
 use super::command::{ClientContext, report_load_error};
 use super::exit::Exit;
-use super::outside;
 use super::policies;
 use super::project::lookup::Need;
 use super::short_ids;
@@ -23,7 +22,7 @@ use super::streams::Streams;
 use marshal_config::{Config, ConfigErrors};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{ClientRequest, Decision, SandboxFacts, SessionId};
-use marshal_policy::{EvaluationContext, FsContext, NoLinks, Policy, guard};
+use marshal_policy::{EvaluationContext, FsContext, NoLinks, Policy, guard, outside};
 use marshal_sandbox::state_dir::list_overlay_roots;
 use marshal_sandbox::workspace::overlay::apply::{self, ApplyError};
 use marshal_sandbox::workspace::overlay::apply_plan::{

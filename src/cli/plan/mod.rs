@@ -34,6 +34,8 @@ pub struct PlanJob {
     /// The pool whose slots run its items.
     pub(super) pool: PoolName,
     policy_layer: Option<String>,
+    /// The branch that their work lands on.
+    land: Option<String>,
     /// Whether items run that agents may have added.
     agent_items: bool,
     /// Whether agents of the pool can write the file: then it is not known who added an item while
@@ -50,6 +52,7 @@ pub(super) struct PlanOptions<'a> {
     pub(super) state: &'a Path,
     pub(super) pool: Option<&'a PoolName>,
     pub(super) policy_layer: Option<&'a String>,
+    pub(super) land: Option<&'a String>,
     pub(super) agent_items: bool,
     /// Use a separate state directory, which has no earlier runs.
     pub(super) local: bool,
@@ -132,6 +135,10 @@ impl PlanJob {
             agents_write: agents_write(pool, &file.path()),
             pool: pool.name.clone(),
             policy_layer: layer.or_else(|| before.and_then(|record| record.policy_layer.clone())),
+            land: options
+                .land
+                .cloned()
+                .or_else(|| before.and_then(|record| record.land.clone())),
             agent_items: options.agent_items,
             leftovers: left,
             file,

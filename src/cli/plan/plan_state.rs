@@ -57,6 +57,8 @@ pub(super) struct PlanState {
     pub(super) pool: Option<String>,
     /// The policy layer on top of the pool's policy.
     pub(super) policy_layer: Option<String>,
+    /// The branch that the work of its items lands on.
+    pub(super) land: Option<String>,
     /// Items that agents added since all items were last done.
     pub(super) added: usize,
     /// Runs whose results are ticked in the file.

@@ -142,6 +142,7 @@ impl<F: Fleet> PlanRun<F> {
             .state
             .policy_layer
             .clone_from(&self.plan.policy_layer);
+        self.state_file.state.land.clone_from(&self.plan.land);
         let written = self.state_file.write();
         written.map_err(|error| PlanRunError::Message(error.to_string()))?;
         for item in left.done {
@@ -463,6 +464,7 @@ impl<F: Fleet> PlanRun<F> {
             files: Vec::new(),
             embedded_files: Vec::new(),
             policy_layer: self.plan.policy_layer.clone(),
+            land: self.plan.land.clone(),
             priority: 0,
             depends_on: Vec::new(),
         }

@@ -130,6 +130,7 @@ fn task(id: &str, priority: i8) -> TaskSpec {
         files: Vec::new(),
         embedded_files: Vec::new(),
         policy_layer: None,
+        land: None,
         priority,
         depends_on: Vec::new(),
     }

@@ -369,6 +369,7 @@ impl Stage<'_> {
                 files: Vec::new(),
                 embedded_files: Vec::new(),
                 policy_layer: None,
+                land: None,
                 priority: 0,
                 depends_on: Vec::new(),
             });

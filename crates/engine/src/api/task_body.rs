@@ -60,6 +60,10 @@ pub struct TaskBody {
     /// The layer of the pool's policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_layer: Option<String>,
+    /// The branch that its work lands on; only with the workspace mode "worktree".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 200))]
+    pub land: Option<String>,
     /// Tasks with a higher priority start first in their pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -100, max = 100))]
@@ -114,6 +118,7 @@ impl TaskBody {
             files: task.files.clone(),
             embed: task.embedded_files.clone(),
             policy_layer: task.policy_layer.clone(),
+            land: task.land.clone(),
             priority: Some(task.priority.into()).filter(|number| *number != 0),
             after: task.depends_on.iter().map(ToString::to_string).collect(),
         })
@@ -134,6 +139,9 @@ impl TaskBody {
         task_rules::check_files(&self.embed).map_err(fault("embed"))?;
         if let Some(name) = &self.policy_layer {
             task_rules::check_policy_layer(name).map_err(fault("policy_layer"))?;
+        }
+        if let Some(branch) = &self.land {
+            task_rules::check_branch(branch).map_err(fault("land"))?;
         }
         if let Some(check) = &self.check {
             task_rules::check_argv(check).map_err(fault("check"))?;
@@ -162,6 +170,7 @@ impl TaskBody {
             files: self.files,
             embedded_files: self.embed,
             policy_layer: self.policy_layer,
+            land: self.land,
             priority: priority.map_err(fault("priority"))?,
             depends_on: after.map_err(bad)?,
         })

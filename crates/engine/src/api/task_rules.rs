@@ -6,6 +6,7 @@ use std::path::Path;
 
 use marshal_model::limits;
 use marshal_model::untrusted::escape_for_display;
+use marshal_sandbox::workspace::branch::rebase::is_branch_name;
 
 /// What is wrong with a key of a task and what to do, as a fragment that follows the key's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +59,12 @@ pub enum TaskRuleError {
         shown = escape_for_display(.0, 40)
     )]
     PolicyName(String),
+    /// The name of a branch is invalid.
+    #[error(
+        "is not the name of a branch: {shown:?}; give the name as `git branch` shows it",
+        shown = escape_for_display(.0, 60)
+    )]
+    BranchName(String),
     /// The workspace is relative.
     #[error("is not an absolute path")]
     RelativePath,
@@ -141,6 +148,15 @@ pub fn check_policy_layer(name: &str) -> Result<(), TaskRuleError> {
         Ok(())
     } else {
         Err(TaskRuleError::PolicyName(name.to_owned()))
+    }
+}
+
+/// Checks the name of a branch. Whether it exists is checked when work lands on it.
+pub fn check_branch(name: &str) -> Result<(), TaskRuleError> {
+    if is_branch_name(name) {
+        Ok(())
+    } else {
+        Err(TaskRuleError::BranchName(name.to_owned()))
     }
 }
 

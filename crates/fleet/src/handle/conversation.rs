@@ -205,6 +205,7 @@ impl Conversation {
             files: Vec::new(),
             embedded_files: Vec::new(),
             policy_layer: None,
+            land: None,
             priority: 0,
             depends_on: Vec::new(),
         };

@@ -7,6 +7,7 @@ pub(crate) mod commits;
 pub(crate) mod conversation;
 pub(crate) mod conversation_list;
 pub(crate) mod keys;
+pub(crate) mod landing;
 pub(crate) mod operator;
 pub(crate) mod outage;
 pub(crate) mod reload;

@@ -20,7 +20,7 @@ use crate::fleet_event::{FleetEvent, TaskReport};
 use crate::messages::PoolMsg;
 use crate::pool::{ActiveTask, OpenTasks, PriorAttempts, RunSummary, may_be_sent_again};
 use crate::run_history::{AttemptRecord, ENDED, RUNNING, RunHistory};
-use crate::session::{CheckResult, Tally, outcome};
+use crate::session::{CheckResult, LandRequest, LandingResult, Tally, outcome};
 use crate::{FleetHandle, PoolEntry, SubmitError, clock, run_history, session};
 use marshal_config::{OnCrash, Pool, WorkspaceMode};
 use marshal_journal::{StoredTask, TaskChange, Write, codec};
@@ -135,6 +135,7 @@ impl FleetHandle {
         }
         let mut history = history;
         self.make_missing_branches(&mut history).await;
+        self.land_missing_branches(&mut history).await;
         let (bounds, spent) = self.resume_run_bounds(&run).await?;
         let limits = self.start_run_limits(&run, bounds, spent);
         let mut plan = self.plan_resume(&run, history)?;
@@ -181,7 +182,11 @@ impl FleetHandle {
             let Some(last) = attempts.last_mut().filter(|_| row.state == RUNNING) else {
                 continue;
             };
-            if last.turn.is_none() || unmade_branch(&entry.shared.config, last).is_none() {
+            let spec = codec::read_spec(&row.id, &row.prompt, &row.spec).ok();
+            // The bundle may be that of an earlier turn, which did not land.
+            let lands = spec.is_some_and(|spec| spec.land.is_some());
+            let is_made = !lands && unmade_branch(&entry.shared.config, last).is_none();
+            if last.turn.is_none() || last.copy.is_none() || is_made {
                 continue;
             }
             let slot = SlotId { pool, index };
@@ -192,6 +197,43 @@ impl FleetHandle {
                     tracing::warn!(%session, %error, "the branch of a killed supervisor's session could not be bundled");
                 }
             }
+        }
+    }
+
+    /// Lands the work of turns whose end is durable, and after which the supervisor was killed before it
+    /// had landed, or had recorded that.
+    async fn land_missing_branches(&self, history: &mut RunHistory) {
+        for (row, attempts) in &mut history.tasks {
+            let pool = PoolName::new(&row.pool).ok();
+            let entry = pool.as_ref().and_then(|pool| self.0.pools.get(pool));
+            let spec = codec::read_spec(&row.id, &row.prompt, &row.spec).ok();
+            let (Some(entry), Some(pool), Some(index), Some(spec)) = (entry, pool, row.slot, spec)
+            else {
+                continue;
+            };
+            let check = spec.check.as_ref().unwrap_or(&entry.shared.config.check);
+            let has_check = !check.is_empty();
+            let is_done = matches!(
+                last_outcome(attempts.last(), has_check),
+                (TaskOutcome::Done, ..)
+            );
+            let last = attempts.last_mut().filter(|_| row.state == RUNNING);
+            let (Some(last), Some(onto), true) = (last, spec.land.clone(), is_done) else {
+                continue;
+            };
+            if last.bundle.is_none() {
+                continue;
+            }
+            let (shared, slot) = (&self.0.shared, SlotId { pool, index });
+            let request = LandRequest {
+                session: last.session.clone(),
+                clones: shared.state.copies().path().to_owned(),
+                onto,
+                allow: Vec::new(),
+                check: spec.check,
+            };
+            let landed = session::land_bundle(shared, &entry.shared, slot, request).await;
+            last.landing = Some(LandingResult::from(landed));
         }
     }
 
@@ -374,6 +416,8 @@ impl UnfinishedTask {
             past.last = slot.map(|slot| (slot, last.session.clone()));
             past.copy.clone_from(&last.copy);
             past.bundle.clone_from(&last.bundle);
+            let landing = last.landing.as_ref();
+            past.landed = landing.and_then(LandingResult::commit).cloned();
         }
         past.begun = row.begun_at_us.and_then(|at_us| {
             let ago = u64::try_from(now_us().saturating_sub(at_us)).unwrap_or(0);
@@ -504,6 +548,9 @@ fn last_outcome(
         let why = format!(
             "{path} appeared, which other programs obey; it was taken out of the workspace"
         );
+        return (TaskOutcome::Failed, false, Some(why));
+    }
+    if let Some(why) = last.landing.as_ref().and_then(LandingResult::fault) {
         return (TaskOutcome::Failed, false, Some(why));
     }
     let check_failed = last.check.as_ref().filter(|check| !check.passed());

@@ -18,6 +18,7 @@ use marshal_config::OnCrash;
 use marshal_dialect::lifecycle::restart::{self, RestartDecision};
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::{Commit, Refusal, TaskChange, Write};
+use marshal_model::limits::LANDING_ROUNDS;
 use marshal_model::{
     ExitClass, ExitStatus, PoolName, RunId, TaskOutcome, TurnOutcome, UntrustedText,
 };
@@ -114,6 +115,9 @@ impl PoolState {
             .awaits_approval
             .clone()
             .filter(|_| !Self::must_not_retry(&task));
+        if self.goes_back_to_its_agent(&task, attempt) {
+            return self.send_back(index, task, attempt);
+        }
         let is_sent_again = if let Some(approval) = approval {
             self.requeue_for_approval(index, task, approval);
             false
@@ -299,9 +303,51 @@ impl PoolState {
                 }
                 true
             }
+            // Its agent could not repair it, and another one would begin with less.
+            task::AttemptResult::NotLanded(why) => {
+                self.end_task(task, TaskOutcome::Failed, Some(why));
+                return false;
+            }
         };
         self.requeue_task(attempt.index, task);
         again
+    }
+
+    /// Whether the agent is told why its work did not land: in the same session, whose child runs.
+    fn goes_back_to_its_agent(&self, task: &ActiveTask, attempt: &Attempt) -> bool {
+        let has_child = attempt.end.is_none()
+            && attempt
+                .idle_session
+                .as_ref()
+                .is_some_and(|idle| idle.has_child);
+        let slot = &self.slots[usize::from(attempt.index)];
+        has_child
+            && slot.is_idle()
+            && !self.stopping
+            && !self.is_draining
+            && !Self::must_not_retry(task)
+            && task.landing_rounds < LANDING_ROUNDS
+            && Self::follow_up(task, attempt).is_some()
+    }
+
+    fn follow_up(task: &ActiveTask, attempt: &Attempt) -> Option<String> {
+        let landing = attempt.survey.landing.as_ref()?;
+        landing.prompt(task.spec.land.as_deref()?)
+    }
+
+    /// Prompts the session of the task once more.
+    fn send_back(&mut self, index: u16, mut task: ActiveTask, attempt: &Attempt) {
+        task.landing_rounds += 1;
+        task.follow_up = Self::follow_up(&task, attempt);
+        self.submit_write(Write::TaskUpdated {
+            run: task.run.clone(),
+            task: task.spec.id.clone(),
+            at_us: now_us(),
+            change: TaskChange::Requeued {
+                attempts: task.sent,
+            },
+        });
+        self.assign(index, task);
     }
 
     /// Whether this task must end now instead of being sent again.

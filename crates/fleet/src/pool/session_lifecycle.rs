@@ -28,7 +28,7 @@ use crate::channel::ChannelEnd;
 use crate::clock::now_us;
 use crate::messages::{SessionMsg, SessionRef};
 use crate::session::{self, Attempt, IdleSession, SessionArgs, StoredSession, Work};
-use marshal_config::RestartKind;
+use marshal_config::{RestartKind, SessionScope};
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::Write;
 use marshal_model::{ExitStatus, SessionId, SlotState};
@@ -100,11 +100,13 @@ impl PoolState {
             let session = slot.occupant().map(|(_, session)| session.clone());
             slot.unloadable_session = session.map(|session| (session, why.clone()));
         }
-        if self.stopping || is_sent_again || is_leaving || !continues {
+        // Only a task that lands keeps its session beyond its turn.
+        let of_task = !in_conversation && self.pool.config.options.session == SessionScope::Task;
+        if self.stopping || is_sent_again || is_leaving || of_task || !continues {
             let for_good = if in_conversation {
                 !idle.can_load
             } else {
-                self.ends_permanently(idle) || is_sent_again
+                self.ends_permanently(idle) || is_sent_again || of_task
             };
             self.close_session(index, for_good, false);
         } else if child_ended && !in_conversation {

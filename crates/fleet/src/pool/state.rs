@@ -21,7 +21,7 @@ use marshal_dialect::lifecycle;
 use marshal_dialect::lifecycle::pause::{MayStart, Pause};
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_journal::Write;
-use marshal_model::{RunId, SessionId, SlotState};
+use marshal_model::{RunId, SessionId, SlotState, UntrustedText};
 use marshal_telemetry::event::child::SlotStateChanged;
 use marshal_telemetry::event::task::{TaskLocation, TaskStarted};
 
@@ -235,7 +235,7 @@ impl PoolState {
                 RetainedSession::Idle { session, .. } | RetainedSession::Closing { session, .. },
             ) => session.clone(),
             Some(RetainedSession::Stored(stored)) => stored.session.clone(),
-            None => fresh_session_id(&self.shared),
+            None => self.shared.new_session_id(),
         });
         // Published before its home and copy exist: otherwise a sweep could remove them as
         // leftovers.
@@ -252,10 +252,20 @@ impl PoolState {
             run: task.run.clone(),
             task: task.spec.id.clone(),
             attempt,
-            prompt: task.spec.prompt.clone(),
+            prompt: match &task.follow_up {
+                Some(follow_up) => UntrustedText::new(follow_up.clone()),
+                None => task.spec.prompt.clone(),
+            },
             files: PromptFiles::new(&task.spec.files, &task.spec.embedded_files),
             // A conversation's prompt names the client's directory, not a workspace to copy.
             workspace: task.spec.workspace.clone().filter(|_| !in_conversation),
+            // Fewer conflicts than from HEAD.
+            base: task
+                .spec
+                .land
+                .as_ref()
+                .map(|land| format!("refs/heads/{land}")),
+            land: task.spec.land.clone(),
             check: task.spec.check.clone(),
             layer: task.spec.policy_layer.clone(),
             assigned_at: now,
@@ -381,8 +391,3 @@ impl PoolState {
 
 /// The detail of a queued task whose run was cancelled.
 pub(super) const CANCELLED: &str = "the run was cancelled before the task began";
-
-fn fresh_session_id(shared: &Shared) -> SessionId {
-    let id = shared.ambient.new_id().to_string();
-    SessionId::new(&id).unwrap_or_else(|_| unreachable!("a UUID is a safe token"))
-}

@@ -15,14 +15,15 @@ use tokio::sync::mpsc;
 
 use crate::budgets::{JobPermit, RunLimits};
 use crate::clock;
-use crate::fleet_event::{FileChange, TaskReport};
+use crate::fleet_event::{FileChange, LandedWork, TaskReport};
 use crate::handle::task_dependencies::TaskDependency;
 use crate::notification::Notification;
-use crate::session::{Attempt, CheckResult, Tally, outcome};
+use crate::session::{Attempt, LandingResult, Tally, outcome};
 use marshal_model::limits::PRIORITY_STEP;
 use marshal_model::{
     PermissionRequestId, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec, UntrustedText,
 };
+use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
 
 /// A task that has not ended.
 #[derive(Debug)]
@@ -61,6 +62,12 @@ pub(crate) struct ActiveTask {
     changes_cut: bool,
     copy: Option<PathBuf>,
     bundle: Option<PathBuf>,
+    /// What its work landed as.
+    landed: Option<ObjectId>,
+    /// What its session is told to do, because its work did not land.
+    pub(crate) follow_up: Option<String>,
+    /// How often its session was told so.
+    pub(crate) landing_rounds: u32,
     /// A note about its branch, for the report's detail.
     remark: Option<String>,
 }
@@ -97,6 +104,9 @@ impl ActiveTask {
             changes_cut: false,
             copy: None,
             bundle: None,
+            landed: None,
+            follow_up: None,
+            landing_rounds: 0,
             remark: None,
         }
     }
@@ -128,6 +138,7 @@ impl ActiveTask {
         self.last = past.last;
         self.copy = past.copy;
         self.bundle = past.bundle;
+        self.landed = past.landed;
         self.changes_cut = self.copy.is_some();
         self.first_assigned = past.begun;
         self
@@ -146,6 +157,8 @@ impl ActiveTask {
         self.changes_cut = attempt.survey.cut;
         self.copy.clone_from(&attempt.survey.copy);
         self.bundle.clone_from(&attempt.survey.returned.bundle);
+        let landing = attempt.survey.landing.as_ref();
+        self.landed = landing.and_then(LandingResult::commit).cloned();
         self.remark.clone_from(&attempt.survey.returned.remark);
     }
 
@@ -178,6 +191,13 @@ impl ActiveTask {
             changes_cut: self.changes_cut,
             copy: self.copy,
             bundle: self.bundle,
+            landed: self
+                .landed
+                .zip(self.spec.land)
+                .map(|(commit, branch)| LandedWork {
+                    branch,
+                    commit: commit.to_string(),
+                }),
             restarts: self.restarts,
             backoff: self.backoff,
             detail: why.or(self.remark).map(UntrustedText::new),
@@ -215,6 +235,8 @@ pub(crate) struct PriorAttempts {
     pub(crate) copy: Option<PathBuf>,
     /// The bundle of its last attempt.
     pub(crate) bundle: Option<PathBuf>,
+    /// What its work landed as.
+    pub(crate) landed: Option<ObjectId>,
     /// When its first attempt began.
     pub(crate) begun: Option<Instant>,
 }
@@ -376,6 +398,8 @@ pub(super) enum AttemptResult {
     Lost(String),
     /// The turn completed and the check did not pass.
     CheckFailed(String),
+    /// The turn completed, and its work did not land.
+    NotLanded(String),
     /// The supervisor stopped during the turn or its check.
     Interrupted(String),
 }
@@ -400,7 +424,7 @@ pub(super) fn classify_attempt(
             AttemptResult::NotStarted
         };
     };
-    let check_passed = attempt.check.as_ref().map(CheckResult::passed);
+    let check_passed = attempt.passed();
     let outcome = outcome::from_turn(turn, &attempt.tally, check_passed, attempt.cancelled);
     match outcome {
         // The check ran with what the agent left.
@@ -411,9 +435,10 @@ pub(super) fn classify_attempt(
         TaskOutcome::Cancelled if is_interrupted && !closing => {
             AttemptResult::Interrupted(attempt.detail())
         }
-        TaskOutcome::Failed if check_passed == Some(false) => {
-            AttemptResult::CheckFailed(attempt.detail())
-        }
+        TaskOutcome::Failed if check_passed == Some(false) => match &attempt.survey.landing {
+            None => AttemptResult::CheckFailed(attempt.detail()),
+            Some(_) => AttemptResult::NotLanded(attempt.detail()),
+        },
         TaskOutcome::Done => AttemptResult::Ended(outcome, None),
         _ => AttemptResult::Ended(
             outcome,

@@ -25,7 +25,7 @@ use ractor::ActorRef;
 pub use lifecycle::ending::PROMPT_NOT_WRITTEN;
 pub(crate) use lifecycle::outcome;
 pub(crate) use lifecycle::work::{
-    Attempt, CheckResult, IdleSession, Survey, Work, discard_session,
+    Attempt, CheckResult, IdleSession, LandingResult, Survey, Work, discard_session,
 };
 pub(crate) use outbox::OnDurable;
 pub use turn::graceful_interrupt::STOPPED_BY_PERSON;
@@ -33,6 +33,8 @@ pub(crate) use turn::rate_limit::RateLimit;
 pub(crate) use turn::tally::Tally;
 pub(crate) use workspace::attachments::PromptFiles;
 pub(crate) use workspace::disk_usage_monitor::DiskUsageMonitor;
+pub use workspace::landing::{LandRequest, Landing, LandingError, NotLanded};
+pub(crate) use workspace::landing::{Landings, land_bundle};
 pub(crate) use workspace::prepare::branch::recover_branch;
 pub(crate) use workspace::prepare::{PrepareError, PreparedSession, WORKSPACE_INSIDE};
 pub(crate) use workspace::protection::{ProtectedRecords, QuarantinedPath};

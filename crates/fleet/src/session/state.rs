@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::lifecycle::agent_link::AgentLink;
+use super::lifecycle::work::Survey;
 use super::outbox::{OnDurable, Outbox};
 use super::permissions::evaluation::tool_class;
 use super::permissions::{ApprovalWaits, Permissions, ReportedResult};
@@ -49,6 +50,11 @@ pub(super) enum Phase {
         /// Whether a stored session goes back as it was, because it could not be prepared now.
         gives_back: bool,
     },
+    /// The task's work lands until this is dropped.
+    Landing {
+        survey: Box<Survey>,
+        _landing: AbortOnDropHandle<()>,
+    },
     /// Between tasks, with or without a child.
     Idle {
         /// Unloads the idle child in time.
@@ -64,7 +70,10 @@ pub(super) enum Phase {
 impl Phase {
     /// Whether the task's turn is over and its result is being collected.
     pub(super) const fn is_collecting(&self) -> bool {
-        matches!(self, Self::Checking { .. } | Self::Surveying { .. })
+        matches!(
+            self,
+            Self::Checking { .. } | Self::Surveying { .. } | Self::Landing { .. }
+        )
     }
 
     pub(super) const fn is_idle(&self) -> bool {
@@ -119,6 +128,8 @@ impl SessionState {
     pub(super) fn scope(&self) -> SessionScope {
         match self.conversation {
             Some(_) => SessionScope::Slot,
+            // The agent may get its work back, if it does not land.
+            None if self.work.land.is_some() => SessionScope::Slot,
             None => self.pool.config.options.session,
         }
     }
@@ -182,7 +193,8 @@ impl SessionState {
             SessionMsg::FilesObserved(found) => self.record_observed_files(found),
             SessionMsg::TreeSettled(settled) => self.tree_settled(settled.map(|settled| *settled)),
             SessionMsg::ReleaseTurnEnd => {}
-            SessionMsg::WorkspaceSurveyed(survey) => return self.report(*survey),
+            SessionMsg::WorkspaceSurveyed(survey) => return self.surveyed(survey),
+            SessionMsg::LandingEnded(landing) => return self.landing_ended(*landing),
             SessionMsg::ClientAnswered {
                 request_id: request,
                 reply,

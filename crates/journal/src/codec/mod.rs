@@ -12,7 +12,9 @@ use serde_json::value::RawValue;
 
 use marshal_model::{AgentClaims, Event, EventId, EventKind, SessionId, StampedEvent};
 
-pub use report::{ChangedFile, Report, RequestCounts, TokenCounts, read_report, write_report};
+pub use report::{
+    ChangedFile, LandedReport, Report, RequestCounts, TokenCounts, read_report, write_report,
+};
 pub use spec::read_spec;
 pub(crate) use spec::spec_json;
 pub(crate) use work::{progress_json, read_progress, read_settings, settings_json};

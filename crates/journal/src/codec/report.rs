@@ -58,6 +58,9 @@ pub struct Report<'a> {
     /// The bundle of its branch, on the host, with workspace mode `worktree`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle: Option<Cow<'a, str>>,
+    /// Where its work landed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub landed: Option<LandedReport<'a>>,
     /// Failures of the slot's children while they worked on the task.
     pub restarts: u32,
     /// The sum of the restart delays, in milliseconds.
@@ -66,6 +69,15 @@ pub struct Report<'a> {
     pub detail: Option<Cow<'a, str>>,
     /// The last piece of the agent's answer.
     pub answer: Cow<'a, str>,
+}
+
+/// Work that is on a branch.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LandedReport<'a> {
+    /// The branch.
+    pub branch: Cow<'a, str>,
+    /// What its last commit is there.
+    pub commit: Cow<'a, str>,
 }
 
 /// Permission requests, over all attempts.
@@ -177,6 +189,7 @@ mod tests {
             changes_cut: true,
             workspace: Some("/state/copies/s".into()),
             bundle: None,
+            landed: None,
             restarts: 1,
             backoff_ms: 250,
             detail: Some("because".into()),

@@ -26,6 +26,8 @@ struct Spec<'a> {
     embed: Cow<'a, [String]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     policy_layer: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    land: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "is_usual")]
     priority: i8,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -47,6 +49,7 @@ pub(crate) fn spec_json(spec: &TaskSpec) -> String {
         files: Cow::Borrowed(&spec.files),
         embed: Cow::Borrowed(&spec.embedded_files),
         policy_layer: spec.policy_layer.as_deref().map(Cow::Borrowed),
+        land: spec.land.as_deref().map(Cow::Borrowed),
         priority: spec.priority,
         after: spec.depends_on.iter().map(TaskRef::to_string).collect(),
     };
@@ -75,6 +78,7 @@ pub fn read_spec(id: &str, prompt: &UntrustedText, spec: &str) -> Result<TaskSpe
         files: column.files.into_owned(),
         embedded_files: column.embed.into_owned(),
         policy_layer: column.policy_layer.map(Cow::into_owned),
+        land: column.land.map(Cow::into_owned),
         priority: column.priority,
         depends_on: after.map_err(|error| damaged(&error))?,
     })

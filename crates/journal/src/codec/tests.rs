@@ -618,6 +618,7 @@ fn what_a_task_asks_for_is_read_back() {
         files: vec!["src/a b".to_owned()],
         embedded_files: vec!["README.md".to_owned()],
         policy_layer: Some("night".to_owned()),
+        land: Some("main".to_owned()),
         priority: -7,
         depends_on: vec![TaskRef::parse("r-1:t-1").expect("a task")],
     };
@@ -629,6 +630,7 @@ fn what_a_task_asks_for_is_read_back() {
         files: Vec::new(),
         embedded_files: Vec::new(),
         policy_layer: None,
+        land: None,
         priority: 0,
         depends_on: Vec::new(),
         ..full.clone()

@@ -124,6 +124,7 @@ fn task(run: &RunId, id: &str, place: u32) -> Write {
             files: Vec::new(),
             embedded_files: Vec::new(),
             policy_layer: None,
+            land: None,
             priority: 0,
             depends_on: Vec::new(),
         },

@@ -96,6 +96,12 @@ pub const GIT_LIST_BYTES: usize = 64 << 20;
 /// How long git may take to make a clone, to make a bundle, or to check one.
 pub const GIT_TREE_TIMEOUT: Duration = Duration::from_secs(180);
 
+/// How often a bundle is put onto a branch that other processes move meanwhile.
+pub const LANDING_ATTEMPTS: u32 = 5;
+
+/// How often the agent of a task is told that its work did not land, and why.
+pub const LANDING_ROUNDS: u32 = 3;
+
 /// Bytes of one bundle, of one file that git writes meanwhile, and of the pack that comes out of it.
 pub const BUNDLE_BYTES: u64 = 1 << 30;
 

@@ -1,14 +1,16 @@
 //! The `worktree` mode: a clone that borrows the objects of its source repository, and the bundle
 //! with the branch that comes back.
 //!
-//! The clone is at `STATE/copies/<session>`; beside it are its record (`<session>,branch`) and the
-//! bundle (`<session>,bundle`), which only the supervisor can access. Git itself never runs here:
+//! The clone is at `STATE/copies/<session>`; beside it are its record (`<session>,branch`), the
+//! bundle (`<session>,bundle`) and where that landed (`<session>,landing`), which only the supervisor
+//! can access. Git itself never runs here:
 //! `git` has the commands to run inside a sandbox, [`land`] brings what was checked there into the
 //! source. Must not know sessions' states.
 
 pub mod bundle_header;
 pub mod git;
 pub mod land;
+pub mod rebase;
 mod repository;
 
 use std::fs::File;
@@ -51,6 +53,22 @@ pub struct CloneRecord {
     pub source: PathBuf,
     /// The commit that the clone started from.
     pub base: ObjectId,
+}
+
+/// Onto which branch a bundle lands or landed, stored as long as its clone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LandingRecord {
+    /// The version of this file, 1.
+    pub v: u32,
+    /// The branch.
+    pub onto: String,
+    /// The last commit of the bundle.
+    pub tip: ObjectId,
+    /// What it becomes there.
+    pub commit: ObjectId,
+    /// Whether the branch has been moved to it. If not, the branch itself proves it.
+    pub has_landed: bool,
 }
 
 /// Why a clone or bundle cannot be created or used.
@@ -114,8 +132,13 @@ pub fn branch_name(session: &SessionId) -> String {
 /// The path of a session's bundle, whether it exists or not.
 #[must_use]
 pub fn bundle_path(state: &StateDir, session: &SessionId) -> PathBuf {
-    let name = bundle_name(session.as_str());
-    state.copies().path().join(name)
+    bundle_path_in(state.copies(), session)
+}
+
+/// The same for clones in any directory.
+#[must_use]
+pub fn bundle_path_in(clones: &Root, session: &SessionId) -> PathBuf {
+    clones.path().join(bundle_name(session.as_str()))
 }
 
 /// Name of the bundle beside a clone. No session id contains a comma.
@@ -125,6 +148,41 @@ pub(super) fn bundle_name(session: &str) -> String {
 
 pub(super) fn record_name(session: &str) -> String {
     format!("{session},branch")
+}
+
+pub(super) fn landing_name(session: &str) -> String {
+    format!("{session},landing")
+}
+
+/// Stores where a session's bundle lands.
+///
+/// # Errors
+/// [`BranchError`]
+pub fn write_landing(
+    copies: &Root,
+    session: &SessionId,
+    record: &LandingRecord,
+) -> Result<(), BranchError> {
+    let text = serde_json::to_vec(record).unwrap_or_default();
+    let name = landing_name(session.as_str());
+    write_atomically(copies, &name, &mut &*text, RECORD_BYTES)
+}
+
+/// Where a session's bundle landed, or was about to; `None` if it never was.
+///
+/// # Errors
+/// [`BranchError::Record`]
+pub fn read_landing(
+    copies: &Root,
+    session: &SessionId,
+) -> Result<Option<LandingRecord>, BranchError> {
+    let name = landing_name(session.as_str());
+    if copies.path().join(&name).symlink_metadata().is_err() {
+        return Ok(None);
+    }
+    let record: LandingRecord = read_json(copies, &name)?;
+    check_version(copies, &name, record.v)?;
+    Ok(Some(record))
 }
 
 /// Creates an empty directory of a session below `STATE/copies`, for git to work in; `what` is part
@@ -204,21 +262,33 @@ pub fn publish_clone(
 /// Reads the record of a session's clone.
 pub fn read_record(copies: &Root, session: &SessionId) -> Result<CloneRecord, BranchError> {
     let name = record_name(session.as_str());
-    let path = copies.path().join(&name);
-    let bad = |why: String| BranchError::Record {
-        path: foreign_path(path.as_os_str().as_encoded_bytes()),
-        why,
-    };
-    let file = open_regular(copies, &name).map_err(|error| bad(error.to_string()))?;
+    let record: CloneRecord = read_json(copies, &name)?;
+    check_version(copies, &name, record.v)?;
+    Ok(record)
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(copies: &Root, name: &str) -> Result<T, BranchError> {
+    let bad = |why: String| bad_record(copies, name, why);
+    let file = open_regular(copies, name).map_err(|error| bad(error.to_string()))?;
     let mut text = Vec::new();
     let read = file.take(RECORD_BYTES).read_to_end(&mut text);
     read.map_err(|error| bad(error.to_string()))?;
-    let record: CloneRecord =
-        serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
-    if record.v == 1 {
-        Ok(record)
-    } else {
-        Err(bad(format!("its version {} is not supported", record.v)))
+    serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))
+}
+
+fn check_version(copies: &Root, name: &str, version: u32) -> Result<(), BranchError> {
+    if version == 1 {
+        return Ok(());
+    }
+    let why = format!("its version {version} is not supported");
+    Err(bad_record(copies, name, why))
+}
+
+fn bad_record(copies: &Root, name: &str, why: String) -> BranchError {
+    let path = copies.path().join(name);
+    BranchError::Record {
+        path: foreign_path(path.as_os_str().as_encoded_bytes()),
+        why,
     }
 }
 

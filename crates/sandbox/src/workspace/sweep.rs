@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
-use super::branch::{bundle_name, record_name};
+use super::branch::{bundle_name, landing_name, record_name};
 use super::copy::{PART, ended_marker, mark_ended};
 use super::overlay;
 use super::removal::remove_tree;
@@ -267,9 +267,10 @@ fn count(done: Result<(), TreeError>, counter: &mut u64, failed: &mut Vec<TreeEr
     }
 }
 
-/// Removes the sidecar files of a clone: its bundle and its record.
+/// Removes the sidecar files of a clone: its bundle, where that landed, and its record.
 pub(super) fn remove_clone_sidecars(copies: &Root, session: &str) -> Result<(), TreeError> {
     remove_tree(copies, &bundle_name(session))?;
+    remove_tree(copies, &landing_name(session))?;
     remove_tree(copies, &record_name(session))
 }
 

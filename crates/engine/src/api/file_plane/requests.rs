@@ -112,6 +112,7 @@ fn task_spec(pool: &PoolName, task: TaskId, request: &Request) -> TaskSpec {
         files: request.files.clone(),
         embedded_files: Vec::new(),
         policy_layer: None,
+        land: None,
         priority: request.priority,
         depends_on: Vec::new(),
     }

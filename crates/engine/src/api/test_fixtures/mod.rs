@@ -89,6 +89,7 @@ pub fn spec(id: &str, prompt: &str) -> TaskSpec {
         files: Vec::new(),
         embedded_files: Vec::new(),
         policy_layer: None,
+        land: None,
         priority: 0,
         depends_on: Vec::new(),
     }
@@ -116,6 +117,7 @@ pub fn report(run: &RunId, task: &TaskId, outcome: TaskOutcome) -> TaskReport {
         changes_cut: false,
         copy: None,
         bundle: None,
+        landed: None,
         restarts: 0,
         backoff: Duration::ZERO,
         detail: None,

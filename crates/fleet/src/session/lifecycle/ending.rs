@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use tokio_util::task::AbortOnDropHandle;
 
-use super::work;
+use super::work::{self, LandingResult};
 use crate::channel::ChannelEnd;
 use crate::messages::{ChannelMsg, PoolMsg, SessionMsg};
 use crate::session::outbox::OnDurable;
@@ -13,7 +13,9 @@ use crate::session::permissions::ReportedResult;
 use crate::session::state::{Phase, SessionState};
 use crate::session::turn::task_run::{Halt, TaskRun, TurnEnd};
 use crate::session::workspace::protection::QuarantinedPath;
-use crate::session::{Attempt, CheckResult, PreparedSession, StoredSession, Tally};
+use crate::session::{
+    Attempt, CheckResult, LandRequest, PreparedSession, StoredSession, Tally, land_bundle,
+};
 use marshal_config::SessionScope;
 use marshal_dialect::Command;
 use marshal_dialect::lifecycle::state::SlotEvent;
@@ -65,10 +67,16 @@ impl SessionState {
         self.end_check(why);
     }
 
-    /// Ends a running check.
+    /// Ends a running check or landing.
     fn end_check(&mut self, why: &str) {
         // Leaving the phase kills the processes that the check started.
         self.check_ended(CheckResult::NotRun(why.to_owned()));
+        if matches!(self.phase, Phase::Landing { .. }) {
+            let ended = LandingResult::Failed(why.to_owned());
+            let _ = self
+                .myself
+                .send_message(SessionMsg::LandingEnded(Box::new(ended)));
+        }
     }
 
     /// The home or copy exceeds its limit: stops the child, and fails its turn.
@@ -326,6 +334,57 @@ impl SessionState {
         tokio::spawn(async move {
             let _ = to.send_message(SessionMsg::WorkspaceSurveyed(Box::new(survey.await)));
         });
+    }
+
+    /// The workspace was surveyed. The work of a good turn lands, if it should; then the task's report
+    /// follows. `true` if the session ends with it.
+    pub(crate) fn surveyed(&mut self, survey: Box<work::Survey>) -> bool {
+        let Some(onto) = self.landing_branch(&survey) else {
+            return self.report(*survey);
+        };
+        let request = LandRequest {
+            session: self.work.session.clone(),
+            clones: self.shared.state.copies().path().to_owned(),
+            onto,
+            allow: Vec::new(),
+            check: self.work.check.clone(),
+        };
+        let (shared, pool) = (Arc::clone(&self.shared), Arc::clone(&self.pool));
+        let (slot, to) = (self.work.slot.clone(), self.myself.clone());
+        let landing = tokio::spawn(async move {
+            let result = LandingResult::from(land_bundle(&shared, &pool, slot, request).await);
+            let _ = to.send_message(SessionMsg::LandingEnded(Box::new(result)));
+        });
+        self.phase = Phase::Landing {
+            survey,
+            _landing: AbortOnDropHandle::new(landing),
+        };
+        false
+    }
+
+    /// The branch that the task's work lands on now.
+    fn landing_branch(&self, survey: &work::Survey) -> Option<String> {
+        let task = self.task.as_ref()?;
+        let is_good = task.halt.is_none()
+            && task.turn.as_ref()?.outcome == TurnOutcome::Completed
+            && task.check.as_ref().is_none_or(CheckResult::passed)
+            && !task.tally.is_only_denied()
+            && survey.protection_fault().is_none();
+        let has_work = survey.returned.bundle.is_some();
+        self.work.land.clone().filter(|_| is_good && has_work)
+    }
+
+    pub(crate) fn landing_ended(&mut self, result: LandingResult) -> bool {
+        match std::mem::replace(&mut self.phase, Phase::Surveying { gives_back: false }) {
+            Phase::Landing { mut survey, .. } => {
+                survey.landing = Some(result);
+                self.report(*survey)
+            }
+            other => {
+                self.phase = other;
+                false
+            }
+        }
     }
 
     pub(crate) fn record_quarantined(&mut self, found: &Result<Vec<QuarantinedPath>, String>) {

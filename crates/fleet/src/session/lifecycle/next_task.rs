@@ -34,7 +34,9 @@ impl SessionState {
     /// Writes the session's row. With `session = "slot"` it belongs to no task, and to a run only
     /// if the fleet works for that run alone.
     pub(crate) fn write_session_begun(&mut self) {
-        let of_task = self.scope() == SessionScope::Task;
+        // Not by `scope`: a task that lands has its session for itself.
+        let of_task =
+            self.conversation.is_none() && self.pool.config.options.session == SessionScope::Task;
         let run = (of_task || !self.shared.keeps_sessions).then(|| self.work.run.clone());
         self.outbox.write(Write::SessionBegun(SessionRow {
             session: self.work.session.clone(),

@@ -13,7 +13,7 @@ pub(crate) fn from_turn(
     check_passed: Option<bool>,
     cancelled: bool,
 ) -> TaskOutcome {
-    let only_denied = tally.denied > 0 && tally.allowed == 0;
+    let only_denied = tally.is_only_denied();
     match turn {
         TurnOutcome::Completed if only_denied => TaskOutcome::Denied,
         TurnOutcome::Completed if check_passed == Some(false) && cancelled => {

@@ -15,7 +15,7 @@ use crate::session::workspace::prepare::PreparedSession;
 use crate::session::workspace::prepare::branch::{ReturnedBranch, return_branch};
 use crate::session::workspace::protection::QuarantinedPath;
 use crate::session::workspace::{overlay, protection};
-use crate::session::{PromptFiles, RateLimit, StoredSession};
+use crate::session::{Landing, LandingError, PromptFiles, RateLimit, StoredSession};
 use crate::setup::{PoolShared, Shared};
 use marshal_launch::ProgramOutput;
 use marshal_model::limits::{CHECK_OUTPUT_BYTES, CHECK_TIMEOUT};
@@ -23,6 +23,7 @@ use marshal_model::{
     Event, ExitStatus, PermissionRequestId, RunId, SessionId, SlotId, TaskId, TurnOutcome,
     UntrustedText,
 };
+use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
 use marshal_sandbox::workspace::{self, Changes, Manifest, Root, TreeError};
 
 /// One attempt at a task.
@@ -39,6 +40,10 @@ pub(crate) struct Work {
     pub(crate) files: PromptFiles,
     /// Replaces the pool's workspace path, if set.
     pub(crate) workspace: Option<PathBuf>,
+    /// Replaces the base of the pool's workspace, if set.
+    pub(crate) base: Option<String>,
+    /// The branch that its work lands on.
+    pub(crate) land: Option<String>,
     /// Replaces the pool's check, if set.
     pub(crate) check: Option<Vec<String>>,
     /// The policy layer on top of the pool's policy.
@@ -65,6 +70,8 @@ impl Work {
             prompt: UntrustedText::default(),
             files: PromptFiles::default(),
             workspace: None,
+            base: None,
+            land: None,
             check: None,
             layer: None,
             assigned_at: clock::now(),
@@ -141,6 +148,14 @@ impl Attempt {
         }
     }
 
+    /// Whether its check passed and its work landed; `None` if neither was to be done.
+    pub(crate) fn passed(&self) -> Option<bool> {
+        let landed = self.survey.landing.as_ref();
+        let landed = landed.map(|landing| landing.fault().is_none());
+        let checked = self.check.as_ref().map(CheckResult::passed);
+        checked.filter(|passed| !passed).or(landed).or(checked)
+    }
+
     /// Why it did not end well; empty if it did.
     pub(crate) fn detail(&self) -> String {
         if let Some(why) = self.survey.protection_fault() {
@@ -148,6 +163,9 @@ impl Attempt {
         }
         if let Some(check) = self.check.as_ref().filter(|check| !check.passed()) {
             return check.describe();
+        }
+        if let Some(why) = self.survey.landing.as_ref().and_then(LandingResult::fault) {
+            return why;
         }
         let turn = self.turn_detail.clone();
         let end = || {
@@ -219,6 +237,48 @@ impl CheckResult {
     }
 }
 
+/// How the landing of a task's work ended.
+#[derive(Debug)]
+pub(crate) enum LandingResult {
+    /// It was tried.
+    Ended(Landing),
+    /// It could not be tried, or not to its end; the reason.
+    Failed(String),
+}
+
+impl From<Result<Landing, LandingError>> for LandingResult {
+    fn from(result: Result<Landing, LandingError>) -> Self {
+        result.map_or_else(|error| Self::Failed(error.to_string()), Self::Ended)
+    }
+}
+
+impl LandingResult {
+    /// Why the work is not on its branch.
+    pub(crate) fn fault(&self) -> Option<String> {
+        match self {
+            Self::Ended(Landing::Landed { .. } | Landing::Nothing) => None,
+            Self::Ended(Landing::NotLanded(why)) => Some(format!("not landed: {why}")),
+            Self::Failed(why) => Some(format!("not landed: {why}")),
+        }
+    }
+
+    /// What its agent is told to do, so that it lands the next time.
+    pub(crate) fn prompt(&self, onto: &str) -> Option<String> {
+        match self {
+            Self::Ended(Landing::NotLanded(why)) => why.prompt(onto),
+            _ => None,
+        }
+    }
+
+    /// The commit on the branch.
+    pub(crate) fn commit(&self) -> Option<&ObjectId> {
+        match self {
+            Self::Ended(Landing::Landed { commit, .. }) => Some(commit),
+            _ => None,
+        }
+    }
+}
+
 /// Runs the check in the same sandbox as the agent.
 pub(crate) fn check(
     shared: Arc<Shared>,
@@ -264,6 +324,8 @@ pub(crate) struct Survey {
     pub(crate) observed: Vec<ObservedFile>,
     /// The branch of a clone.
     pub(crate) returned: ReturnedBranch,
+    /// How its landing ended, if it was to land.
+    pub(crate) landing: Option<LandingResult>,
     /// The protected files that appeared, or why they are unknown.
     pub(crate) quarantined: Result<Vec<QuarantinedPath>, String>,
 }
@@ -277,6 +339,7 @@ impl Default for Survey {
             moved: Vec::new(),
             observed: Vec::new(),
             returned: ReturnedBranch::default(),
+            landing: None,
             quarantined: Ok(Vec::new()),
         }
     }

@@ -59,7 +59,10 @@ impl SessionState {
             Phase::Closing { .. } => return Err(CommandError::Stopping),
             Phase::Preparing | Phase::Opening => return busy("the agent is starting"),
             Phase::Prompting => return busy("its next turn is about to begin"),
-            Phase::Ending | Phase::Checking { .. } | Phase::Surveying { .. } => {
+            Phase::Ending
+            | Phase::Checking { .. }
+            | Phase::Surveying { .. }
+            | Phase::Landing { .. } => {
                 return busy("the workspace is being examined after its last turn");
             }
             Phase::Idle { .. } if self.agent.channel.is_none() => {

@@ -34,6 +34,11 @@ impl Tally {
         self.output
     }
 
+    /// Whether requests were denied and none was allowed.
+    pub(crate) const fn is_only_denied(&self) -> bool {
+        self.denied > 0 && self.allowed == 0
+    }
+
     /// The number of tool calls.
     pub(crate) const fn tool_calls(&self) -> u32 {
         self.tool_calls

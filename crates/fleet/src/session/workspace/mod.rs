@@ -6,6 +6,7 @@ pub(super) mod disk_usage_monitor;
 pub(super) mod environment;
 pub(super) mod file_observation;
 pub(super) mod git_listing;
+pub(super) mod landing;
 pub(super) mod overlay;
 pub(super) mod prepare;
 pub(super) mod prepare_error;

@@ -123,6 +123,23 @@ pub(crate) fn survey(overlay: Option<&Overlay>, before: Option<&Manifest>) -> Op
     })
 }
 
+/// A read-only mount of a regular file that only the supervisor can write.
+pub(crate) fn host_file(path: &Path) -> Result<Tree, PrepareError> {
+    use std::os::unix::fs::MetadataExt as _;
+    let meta = path
+        .symlink_metadata()
+        .map_err(|source| PrepareError::Workspace {
+            path: path.to_owned(),
+            source: TreeError::at_path("examine", path, source),
+        })?;
+    Ok(Tree {
+        path: path.to_owned(),
+        owner: (meta.uid(), meta.gid()),
+        access: MountAccess::Ro,
+        identity: Some((meta.dev(), meta.ino())),
+    })
+}
+
 /// A mount of a host directory, with its owner on disk.
 pub(crate) fn host_tree(path: &Path, writable: bool) -> Result<Tree, PrepareError> {
     let bad = |source| PrepareError::Workspace {

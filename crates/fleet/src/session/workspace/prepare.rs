@@ -35,6 +35,7 @@ use marshal_launch::{LaunchPlan, SandboxSpec};
 use marshal_model::{SessionId, SlotId, UntrustedText};
 use marshal_policy::{FsContext, OpaqueFs};
 use marshal_sandbox::workspace::branch::CloneRecord;
+use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
 use marshal_sandbox::workspace::{
     HomeContents, Overlay, Owner, Root, TreeError, TreeResolver, home, login,
 };
@@ -68,6 +69,8 @@ pub(crate) struct PrepareRequest {
     /// The agent's directory, relative to the workspace's root.
     within: Option<PathBuf>,
     copy: HasCopy,
+    /// The commit that a clone starts from, instead of the workspace's base.
+    base: Option<String>,
     /// Cancels the preparation.
     cancelled: CancellationToken,
 }
@@ -86,7 +89,26 @@ impl PrepareRequest {
             files: work.files.clone(),
             within,
             copy,
+            base: work.base.clone(),
             cancelled,
+        }
+    }
+
+    /// For a program that works in a clone of its own, of this commit of the source.
+    pub(crate) fn for_commit(
+        (slot, session): (SlotId, SessionId),
+        source: PathBuf,
+        commit: ObjectId,
+    ) -> Self {
+        Self {
+            slot,
+            session,
+            workspace: Some(source),
+            files: PromptFiles::default(),
+            within: None,
+            copy: HasCopy::No,
+            base: Some(commit.to_string()),
+            cancelled: CancellationToken::new(),
         }
     }
 }
@@ -140,6 +162,24 @@ pub(crate) struct SessionDirs {
 }
 
 impl SessionDirs {
+    /// For git commands in a directory of their own.
+    pub(crate) fn for_git(slot: SlotId, dir: PathBuf) -> Self {
+        Self {
+            slot,
+            overlay: None,
+            home: dir.clone(),
+            workspace: dir,
+            is_copy: true,
+            workspace_inside: WORKSPACE_INSIDE.to_owned(),
+            home_inside: HOME_INSIDE.to_owned(),
+            directory: String::new(),
+            beside: ExtraMounts::none(),
+            written: Vec::new(),
+            branch: None,
+            protection: None,
+        }
+    }
+
     /// The child's whole environment.
     pub(crate) fn environment(&self, shared: &Shared, pool: &PoolShared) -> Vec<(String, String)> {
         environment(
@@ -443,7 +483,7 @@ fn resolve_within(space: &SessionDirs, within: &Path) -> Result<String, PrepareE
 
 /// The owner of the session's directories on disk: with root, the slot's uid; else the
 /// supervisor's.
-fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
+pub(crate) fn owner(shared: &Shared, pool: &PoolShared, slot: &SlotId) -> Option<Owner> {
     if pool.config.launcher.is_unsandboxed() {
         return None;
     }

@@ -195,7 +195,7 @@ fn environment() -> Vec<(String, String)> {
     env
 }
 
-fn script(text: &str, arguments: &[&str]) -> GitCommand {
+pub(super) fn script(text: &str, arguments: &[&str]) -> GitCommand {
     let head = ["/bin/sh", "-c", text, "git"];
     let words = head.iter().chain(arguments);
     GitCommand {

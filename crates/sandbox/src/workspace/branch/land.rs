@@ -4,7 +4,8 @@
 //! them as this user, who may be root. Packs and branches are files of known formats, written the
 //! way git does: the pack under a temporary name and then renamed, its index last; the branch with
 //! the lock file that git respects. Everything is created below open directory descriptors without
-//! following links, never over an existing file, and belongs to the directory's owner.
+//! following links, and belongs to the directory's owner. Nothing is overwritten but a branch that
+//! has the commit which the caller names.
 
 use std::fs::File;
 use std::io;
@@ -26,6 +27,11 @@ pub enum LandError {
         "the branch {0} exists already, or its lock file exists because another process creates it"
     )]
     Exists(String),
+    /// The branch has another commit than expected, or another process is changing it.
+    #[error(
+        "the branch {0} was changed meanwhile, or its lock file exists because another process changes it"
+    )]
+    Moved(String),
     /// The unpacked pack is too large.
     #[error("the pack is larger than {} MiB", limits::BUNDLE_BYTES >> 19)]
     PackTooLarge,
@@ -45,6 +51,15 @@ pub fn land(
     branch: &str,
     tip: &ObjectId,
 ) -> Result<(), LandError> {
+    add_pack(git_dir, from, pack)?;
+    make_branch(git_dir, branch, tip)
+}
+
+/// Copies the pack `pack-<pack>` from the directory `from`. No branch leads to it.
+///
+/// # Errors
+/// [`LandError`]
+pub fn add_pack(git_dir: &Root, from: &Root, pack: &str) -> Result<(), LandError> {
     let packs = open_below(git_dir, &["objects", "pack"], false)?;
     for ending in ["pack", "idx"] {
         let name = format!("pack-{pack}.{ending}");
@@ -54,7 +69,109 @@ pub fn land(
     let whole = File::from(packs.try_clone().map_err(failed)?);
     // An O_PATH descriptor cannot be synced itself.
     let _ = whole.sync_all();
-    make_branch(git_dir, branch, tip)
+    Ok(())
+}
+
+/// The longest `packed-refs` that is read, in bytes.
+const PACKED_REFS_BYTES: u64 = 256 << 20;
+
+/// Moves an existing branch from one commit to the next, if it still has the first one.
+///
+/// # Errors
+/// [`LandError::Moved`] if it does not; nothing is changed then.
+pub fn move_branch(
+    git_dir: &Root,
+    branch: &str,
+    (old, new): (&ObjectId, &ObjectId),
+) -> Result<(), LandError> {
+    use std::io::Write as _;
+    let (dir, name) = open_dir_of(git_dir, &["refs", "heads"], branch, true)?;
+    let failed = |error: io::Error| TreeError::at("move the branch", branch.as_bytes(), error);
+    let moved = || LandError::Moved(branch.to_owned());
+    let lock = format!("{name}.lock");
+    let mut file = match create_owned_file(&dir, &lock, 0o644) {
+        Ok(file) => file,
+        Err(Errno::EXIST) => return Err(moved()),
+        Err(errno) => return Err(failed(errno.into()).into()),
+    };
+    let done = (|| {
+        if current_commit(git_dir, &dir, (branch, name))?.as_ref() != Some(old) {
+            return Err(moved());
+        }
+        writeln!(file, "{new}")
+            .and_then(|()| file.sync_all())
+            .map_err(failed)?;
+        rustix::fs::renameat(&dir, &*lock, &dir, name).map_err(|errno| failed(errno.into()).into())
+    })();
+    match done {
+        Ok(()) => {
+            // An O_PATH descriptor cannot be synced itself.
+            if let Ok(whole) = rustix::fs::openat(&dir, ".", OFlags::RDONLY, Mode::empty()) {
+                let _ = File::from(whole).sync_all();
+            }
+            log_move(git_dir, branch, (old, new));
+        }
+        Err(_) => {
+            let _ = rustix::fs::unlinkat(&dir, &*lock, AtFlags::empty());
+        }
+    }
+    done
+}
+
+/// The commit that a branch has; the caller has its lock file.
+fn current_commit(
+    git_dir: &Root,
+    dir: &OwnedFd,
+    (branch, name): (&str, &str),
+) -> Result<Option<ObjectId>, LandError> {
+    let failed = |error: io::Error| TreeError::at("read the branch", branch.as_bytes(), error);
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    match rustix::fs::openat(dir, name, flags, Mode::empty()) {
+        Ok(file) => {
+            let text = io::read_to_string(io::Read::take(File::from(file), 128)).map_err(failed)?;
+            return Ok(ObjectId::new(text.trim_end()));
+        }
+        Err(Errno::NOENT) => {}
+        Err(errno) => return Err(failed(errno.into()).into()),
+    }
+    let file = match open_regular(git_dir, "packed-refs") {
+        Ok(file) => file,
+        Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let ending = format!(" refs/heads/{branch}");
+    let lines = io::BufReader::new(io::Read::take(file, PACKED_REFS_BYTES));
+    for line in io::BufRead::split(lines, b'\n') {
+        let line = line.map_err(failed)?;
+        if let Some(id) = line.strip_suffix(ending.as_bytes()) {
+            return Ok(std::str::from_utf8(id).ok().and_then(ObjectId::new));
+        }
+    }
+    Ok(None)
+}
+
+/// Adds a line to the branch's reflog, if it has one. The branch has moved already, so a failure
+/// only leaves the line out.
+fn log_move(git_dir: &Root, branch: &str, (old, new): (&ObjectId, &ObjectId)) {
+    use std::io::Write as _;
+    let Ok((dir, name)) = open_dir_of(git_dir, &["logs", "refs", "heads"], branch, false) else {
+        return;
+    };
+    let flags =
+        OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::openat(&dir, name, flags, Mode::empty()) else {
+        return;
+    };
+    let mut file = File::from(file);
+    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
+        return;
+    }
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.map_or(0, |since| since.as_secs());
+    let line = format!("{old} {new} marshal <marshal@marshal.invalid> {now} +0000\tmarshal land\n");
+    if let Err(error) = file.write_all(line.as_bytes()) {
+        tracing::debug!(%error, branch, "the move of a branch was not added to its reflog");
+    }
 }
 
 /// Opens a path below the repository, one name at a time; creates missing directories if allowed.
@@ -79,6 +196,19 @@ fn open_below(root: &Root, names: &[&str], may_make: bool) -> Result<OwnedFd, Tr
         };
     }
     Ok(here)
+}
+
+/// The directory below `place` with a branch's file, and the file's name.
+fn open_dir_of<'b>(
+    git_dir: &Root,
+    place: &[&str],
+    branch: &'b str,
+    may_make: bool,
+) -> Result<(OwnedFd, &'b str), TreeError> {
+    let (above, name) = branch.rsplit_once('/').unwrap_or(("", branch));
+    let above = above.split('/').filter(|part| !part.is_empty());
+    let names: Vec<&str> = place.iter().copied().chain(above).collect();
+    Ok((open_below(git_dir, &names, may_make)?, name))
 }
 
 /// Gives the file the directory's owner, if this process is root.
@@ -131,12 +261,7 @@ fn copy_pack_file(packs: &OwnedFd, from: &Root, name: &str) -> Result<(), LandEr
 
 fn make_branch(git_dir: &Root, branch: &str, tip: &ObjectId) -> Result<(), LandError> {
     use std::io::Write as _;
-    let (above, name) = branch.rsplit_once('/').unwrap_or(("", branch));
-    let names: Vec<&str> = ["refs", "heads"]
-        .into_iter()
-        .chain(above.split('/').filter(|part| !part.is_empty()))
-        .collect();
-    let dir = open_below(git_dir, &names, true)?;
+    let (dir, name) = open_dir_of(git_dir, &["refs", "heads"], branch, true)?;
     let failed = |error: io::Error| TreeError::at("create the branch", branch.as_bytes(), error);
     let exists = || LandError::Exists(branch.to_owned());
     let lock = format!("{name}.lock");
@@ -194,6 +319,37 @@ mod tests {
             at("git/refs/heads/marshal/t.lock").exists(),
             "it is somebody else's"
         );
+        let next = ObjectId::new(&"b".repeat(40)).unwrap();
+        let read = |name: &str| std::fs::read_to_string(at(name)).unwrap();
+        move_branch(&git, "marshal/s", (&id, &next)).unwrap();
+        assert_eq!(read("git/refs/heads/marshal/s"), format!("{next}\n"));
+        let again = move_branch(&git, "marshal/s", (&id, &next));
+        assert!(matches!(again, Err(LandError::Moved(_))));
+        assert!(!at("git/refs/heads/marshal/s.lock").exists());
+        let locked = move_branch(&git, "marshal/t", (&id, &next));
+        assert!(matches!(locked, Err(LandError::Moved(_))));
+        assert!(at("git/refs/heads/marshal/t.lock").exists());
+        // A branch that only packed-refs has, and its reflog.
+        let packed = format!(
+            "# pack-refs with: peeled\n{next} refs/heads/xp/q\n{id} refs/heads/p/q\n^{next}\n"
+        );
+        std::fs::write(at("git/packed-refs"), packed).unwrap();
+        std::fs::create_dir_all(at("git/logs/refs/heads/p")).unwrap();
+        std::fs::write(at("git/logs/refs/heads/p/q"), "").unwrap();
+        assert!(move_branch(&git, "p/q", (&next, &id)).is_err());
+        move_branch(&git, "p/q", (&id, &next)).unwrap();
+        assert_eq!(read("git/refs/heads/p/q"), format!("{next}\n"));
+        let log = read("git/logs/refs/heads/p/q");
+        assert!(log.starts_with(&format!("{id} {next} marshal ")), "{log}");
+        assert!(matches!(
+            move_branch(&git, "none", (&id, &next)),
+            Err(LandError::Moved(_))
+        ));
+        std::fs::write(at("git/refs/heads/link"), "ref: refs/heads/p/q\n").unwrap();
+        assert!(matches!(
+            move_branch(&git, "link", (&next, &id)),
+            Err(LandError::Moved(_))
+        ));
         // A link in the repository's place of branches leads nowhere.
         std::fs::remove_dir_all(at("git/refs/heads")).unwrap();
         std::fs::create_dir(at("elsewhere")).unwrap();

@@ -9,8 +9,8 @@ use std::sync::{Arc, PoisonError};
 
 use super::session_tree::{self, GitSandbox, git_plan};
 use super::{
-    HOME_INSIDE, PrepareError, PrepareRequest, PreparedSession, SessionDirs, WORKSPACE_INSIDE,
-    blocking, host_tree, owner,
+    PrepareError, PrepareRequest, PreparedSession, SessionDirs, WORKSPACE_INSIDE, blocking,
+    host_tree, owner,
 };
 use crate::session::workspace::git_listing;
 use crate::setup::{PoolShared, Shared};
@@ -60,7 +60,8 @@ pub(crate) async fn make_clone(
         space,
         source,
     };
-    let source_head = step.inspect(&repository, beside.clone()).await?;
+    let base = order.base.as_deref();
+    let source_head = step.inspect(&repository, base, beside.clone()).await?;
     let included = session_tree::included_files(
         shared,
         pool,
@@ -181,13 +182,14 @@ impl Step<'_> {
     async fn inspect(
         &self,
         repository: &Repository,
+        base: Option<&str>,
         beside: ExtraMounts,
     ) -> Result<SourceHead, PrepareError> {
         let bad = |error: BranchError| PrepareError::Branch {
             path: self.source.to_owned(),
             source: error,
         };
-        let base = self.pool.config.workspace.base.as_deref();
+        let base = base.or(self.pool.config.workspace.base.as_deref());
         let GitCommand { argv, env } = git::inspect_source(repository, base.unwrap_or("HEAD"));
         let git_sandbox = GitSandbox {
             beside,
@@ -313,20 +315,7 @@ pub(crate) async fn recover_branch(
     session: &SessionId,
 ) -> Result<Option<PathBuf>, PrepareError> {
     let clone = copy::path(&shared.state, session);
-    let mut space = SessionDirs {
-        slot,
-        overlay: None,
-        home: clone.clone(),
-        workspace: clone,
-        is_copy: true,
-        workspace_inside: WORKSPACE_INSIDE.to_owned(),
-        home_inside: HOME_INSIDE.to_owned(),
-        directory: String::new(),
-        beside: ExtraMounts::none(),
-        written: Vec::new(),
-        branch: None,
-        protection: None,
-    };
+    let mut space = SessionDirs::for_git(slot, clone);
     attach(shared, session, &mut space).await?;
     let Some(record) = space.branch.clone() else {
         return Ok(None);

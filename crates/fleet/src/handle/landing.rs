@@ -1,0 +1,29 @@
+//! Landing the bundle of a session that has ended.
+
+use crate::session::{LandRequest, Landing, LandingError, land_bundle};
+use crate::{FleetHandle, PoolEntry};
+use marshal_model::{PoolName, SlotId};
+
+impl FleetHandle {
+    /// Lands a bundle, with the check and the sandbox of a pool. Its first slot must not work
+    /// meanwhile: the sandboxes have its user id.
+    ///
+    /// # Errors
+    /// [`LandingError`]; the branch is unchanged.
+    pub async fn land(
+        &self,
+        pool: &PoolName,
+        request: LandRequest,
+    ) -> Result<Landing, LandingError> {
+        let entry: &PoolEntry = self
+            .0
+            .pools
+            .get(pool)
+            .ok_or_else(|| LandingError::NoPool(pool.clone()))?;
+        let slot = SlotId {
+            pool: pool.clone(),
+            index: 0,
+        };
+        land_bundle(&self.0.shared, &entry.shared, slot, request).await
+    }
+}

@@ -1,0 +1,565 @@
+//! Landing: the branch of a session becomes part of a branch of its source.
+//!
+//! Git puts the session's commits onto the branch in a sandbox, the check runs in a fresh clone of
+//! what came out, and then the branch is moved, if it still has the commit that all of this began
+//! with. A record beside the bundle is written before the branch is moved, so that a supervisor that
+//! is killed at any moment lands each bundle once. Must not know tasks, nor what happens to a bundle
+//! that cannot land.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::prepare::session_tree::{GitSandbox, git_plan};
+use super::prepare::{
+    PrepareError, PrepareRequest, SessionDirs, WORKSPACE_INSIDE, blocking, owner, prepare,
+};
+use crate::session::lifecycle::work::{self, CheckResult};
+use crate::session::workspace::overlay::host_tree;
+use crate::setup::{PoolShared, Shared};
+use marshal_launch::RunError;
+use marshal_model::limits::{BUNDLE_BYTES, GIT_LIST_BYTES, GIT_TREE_TIMEOUT, LANDING_ATTEMPTS};
+use marshal_model::untrusted::escape_for_display;
+use marshal_model::{ExitStatus, PoolName, SessionId, SlotId};
+use marshal_policy::{guard, outside};
+use marshal_sandbox::ExtraMounts;
+use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
+use marshal_sandbox::workspace::branch::land::{self, LandError};
+use marshal_sandbox::workspace::branch::rebase::{self, REBASED_PACK, RebaseOutcome};
+use marshal_sandbox::workspace::branch::{
+    self, BUNDLE_INSIDE, BranchError, LandingRecord, Repository, SOURCE_INSIDE, bundle_path_in,
+};
+use marshal_sandbox::workspace::{Root, TreeError, copy};
+
+/// The files of a reason.
+const SHOWN_FILES: usize = 10;
+/// Columns of a file of a reason.
+const FILE: usize = 200;
+
+/// What is to land.
+#[derive(Debug, Clone)]
+pub struct LandRequest {
+    /// The session whose bundle it is.
+    pub session: SessionId,
+    /// The directory with its clone, record and bundle, private to this user.
+    pub clones: PathBuf,
+    /// The branch.
+    pub onto: String,
+    /// Files and directories that may take effect outside of the sandbox.
+    pub allow: Vec<String>,
+    /// The check, instead of the pool's.
+    pub check: Option<Vec<String>>,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Landing {
+    /// It is on the branch.
+    Landed {
+        /// What its last commit is there.
+        commit: ObjectId,
+        /// Whether an earlier attempt had landed it.
+        was_there: bool,
+    },
+    /// The branch has all of its changes already.
+    Nothing,
+    /// It is not; the branch is unchanged.
+    NotLanded(NotLanded),
+}
+
+/// Why a bundle did not land. The agent can do something about the first two.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotLanded {
+    /// The branch changed the same lines.
+    Conflict {
+        /// The branch's commit.
+        target: ObjectId,
+        /// The files; bytes that are not UTF-8 are replaced.
+        paths: Vec<String>,
+    },
+    /// The check failed on the branch with its changes.
+    CheckFailed {
+        /// The branch's commit.
+        target: ObjectId,
+        /// How the check ended.
+        why: String,
+    },
+    /// Files that other programs run or obey, which nobody allowed.
+    Outside {
+        /// The files, with what each is.
+        files: Vec<(String, &'static str)>,
+    },
+}
+
+impl NotLanded {
+    /// What an agent is told to do about it; `None` if it can do nothing.
+    #[must_use]
+    pub fn prompt(&self, onto: &str) -> Option<String> {
+        match self {
+            Self::Conflict { target, paths } => Some(format!(
+                "Your work could not be put onto the branch {onto}: other work landed there since you \
+                 began, and both changed {}. Run `git rebase {target}` in this repository, resolve the \
+                 conflicts so that both changes keep their meaning, and finish the rebase. Then end \
+                 your turn.",
+                list_files(paths.iter().map(String::as_str)),
+            )),
+            Self::CheckFailed { target, why } => Some(format!(
+                "Your work was put onto the branch {onto}, and the check failed there: {why}\n\
+                 Run `git rebase {target}` in this repository to get the other work, repair what does \
+                 not work together, and commit. Then end your turn.",
+            )),
+            Self::Outside { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for NotLanded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Conflict { paths, .. } => {
+                let files = list_files(paths.iter().map(String::as_str));
+                write!(f, "it conflicts with what landed before, in {files}")
+            }
+            Self::CheckFailed { why, .. } => write!(f, "with what landed before, {why}"),
+            Self::Outside { files } => {
+                let files = list_files(files.iter().map(|(path, _)| path.as_str()));
+                write!(
+                    f,
+                    "it changes what takes effect outside of the sandbox: {files}; look at it \
+                     (marshal diff), and allow each file or directory with --allow PATH"
+                )
+            }
+        }
+    }
+}
+
+fn list_files<'p>(paths: impl ExactSizeIterator<Item = &'p str>) -> String {
+    let more = paths.len().saturating_sub(SHOWN_FILES);
+    let shown: Vec<String> = paths
+        .take(SHOWN_FILES)
+        .map(|path| escape_for_display(path, FILE))
+        .collect();
+    match more {
+        0 => shown.join(", "),
+        more => format!("{}, and {more} more", shown.join(", ")),
+    }
+}
+
+/// Why a bundle cannot land, whatever is in it.
+#[derive(Debug, thiserror::Error)]
+pub enum LandingError {
+    /// The session has no bundle.
+    #[error("session {0} has no branch: it made no commits that are new to its repository")]
+    NoBundle(SessionId),
+    /// The pool is not configured any more.
+    #[error("there is no pool {0} in the configuration any more, so its check is unknown")]
+    NoPool(PoolName),
+    /// No branch can have this name.
+    #[error("{} is not the name of a branch", escape_for_display(.0, 60))]
+    Name(String),
+    /// There is no such branch.
+    #[error("the repository has no branch {0}: create it, for example with `git branch {0}`")]
+    NoBranch(String),
+    /// It names another branch.
+    #[error("{0} is a symbolic reference to another branch: name that one")]
+    Symbolic(String),
+    /// A working tree has it checked out.
+    #[error(
+        "the branch {0} is checked out, or being rebased, in a working tree of the repository, which would then differ from it: use a branch of its own (git branch landing {0}), and merge that"
+    )]
+    CheckedOut(String),
+    /// The repository stores its refs in an unsupported format.
+    #[error("the repository stores its branches in a reftable, which is not supported")]
+    Reftable,
+    /// Other processes moved the branch again and again.
+    #[error("other processes moved the branch {0} each time before this landed: try again")]
+    Contended(String),
+    /// Git printed an error.
+    #[error("git cannot put the commits onto the branch: {0}")]
+    Git(String),
+    /// It changes more files than can be listed.
+    #[error("it changes too many files to list what takes effect outside of the sandbox")]
+    TooManyChanges,
+    /// The sandbox of git or of the check cannot be made.
+    #[error("{0}")]
+    Sandbox(String),
+    /// The record, the bundle or the repository cannot be used.
+    #[error(transparent)]
+    Branch(#[from] BranchError),
+    /// A directory cannot be used.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// The commits cannot be moved into place.
+    #[error(transparent)]
+    Land(#[from] LandError),
+}
+
+impl From<PrepareError> for LandingError {
+    fn from(error: PrepareError) -> Self {
+        match error {
+            PrepareError::Branch { source, .. } => Self::Branch(source),
+            error => Self::Sandbox(error.to_string()),
+        }
+    }
+}
+
+/// The landings of a fleet.
+#[derive(Debug, Default)]
+pub(crate) struct Landings {
+    /// A lock for each branch, so that bundles land on it one after the other.
+    locks: Mutex<HashMap<(PathBuf, String), Weak<tokio::sync::Mutex<()>>>>,
+    /// The ids under which checks have a clone and a home.
+    checks: Mutex<BTreeSet<SessionId>>,
+}
+
+impl Landings {
+    /// Whether a check works under this id.
+    pub(crate) fn has_check(&self, id: &SessionId) -> bool {
+        self.checks().contains(id)
+    }
+
+    fn checks(&self) -> MutexGuard<'_, BTreeSet<SessionId>> {
+        self.checks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_of(&self, repository: &Path, onto: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        let key = (repository.to_owned(), onto.to_owned());
+        if let Some(lock) = locks.get(&key).and_then(Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::default();
+        locks.insert(key, Arc::downgrade(&lock));
+        lock
+    }
+}
+
+/// Lands a bundle. `slot` is the slot whose user id the sandboxes have.
+///
+/// # Errors
+/// [`LandingError`]; the branch is unchanged.
+pub(crate) async fn land_bundle(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    slot: SlotId,
+    request: LandRequest,
+) -> Result<Landing, LandingError> {
+    if !rebase::is_branch_name(&request.onto) {
+        return Err(LandingError::Name(request.onto));
+    }
+    let opened = {
+        let request = request.clone();
+        blocking(&shared.ambient, move || Bundle::open(&request)).await??
+    };
+    let lock = shared
+        .landings
+        .lock_of(&opened.repository.common, &request.onto);
+    let _turn = lock.lock().await;
+    let landing = LandingRun {
+        shared,
+        pool,
+        slot,
+        request,
+        bundle: opened,
+    };
+    for _ in 0..LANDING_ATTEMPTS {
+        if let Some(outcome) = landing.attempt().await? {
+            return Ok(outcome);
+        }
+    }
+    Err(LandingError::Contended(landing.request.onto))
+}
+
+/// A session's bundle, with where it came from.
+struct Bundle {
+    clones: Root,
+    repository: Repository,
+    source: PathBuf,
+    base: ObjectId,
+    head: branch::bundle_header::BundleHeader,
+    before: Option<ObjectId>,
+}
+
+impl Bundle {
+    fn open(request: &LandRequest) -> Result<Self, LandingError> {
+        let clones = Root::open_resolved(&request.clones)?;
+        let record = branch::read_record(&clones, &request.session)?;
+        let path = bundle_path_in(&clones, &request.session);
+        if path.symlink_metadata().is_err() {
+            return Err(LandingError::NoBundle(request.session.clone()));
+        }
+        let head = branch::stored_header(&clones, &request.session, &record.base)?;
+        let landed = branch::read_landing(&clones, &request.session)?;
+        let same = |before: &LandingRecord| before.onto == request.onto && before.tip == head.tip;
+        Ok(Self {
+            repository: Repository::find(&record.source)?,
+            before: landed.filter(same).map(|landed| landed.commit),
+            source: record.source,
+            base: record.base,
+            clones,
+            head,
+        })
+    }
+}
+
+/// The landing of one bundle.
+struct LandingRun<'s> {
+    shared: &'s Arc<Shared>,
+    pool: &'s Arc<PoolShared>,
+    slot: SlotId,
+    request: LandRequest,
+    bundle: Bundle,
+}
+
+/// What came of putting the commits onto the branch.
+enum Rebased {
+    /// They are in the source.
+    Ready { target: ObjectId, commit: ObjectId },
+    /// The attempt ends.
+    Ended(Landing),
+}
+
+/// The directory that git works in.
+struct Scratch {
+    name: String,
+    path: PathBuf,
+}
+
+impl LandingRun<'_> {
+    /// Tries it once; `None` if the branch was moved meanwhile.
+    async fn attempt(&self) -> Result<Option<Landing>, LandingError> {
+        let scratch = self.create_scratch().await?;
+        let rebased = self.rebase_into_source(&scratch).await;
+        let shared = Arc::clone(self.shared);
+        let removal = move || branch::remove_scratch(shared.state.copies(), &scratch.name);
+        blocking(&self.shared.ambient, removal).await?;
+        let (target, commit) = match rebased? {
+            Rebased::Ready { target, commit } => (target, commit),
+            Rebased::Ended(landing) => return Ok(Some(landing)),
+        };
+        if let Some(why) = self.check(&commit).await? {
+            let failed = NotLanded::CheckFailed { target, why };
+            return Ok(Some(Landing::NotLanded(failed)));
+        }
+        self.write_record(&commit, false).await?;
+        match self.move_branch(target, commit.clone()).await? {
+            Ok(()) => {}
+            Err(LandError::Moved(_)) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        self.write_record(&commit, true).await?;
+        Ok(Some(Landing::Landed {
+            commit,
+            was_there: false,
+        }))
+    }
+
+    /// Puts the commits onto the branch, and their objects into the source. No branch has them yet.
+    async fn rebase_into_source(&self, scratch: &Scratch) -> Result<Rebased, LandingError> {
+        let onto = || self.request.onto.clone();
+        let (target, commit, pack, paths) = match self.rebase(scratch).await? {
+            RebaseOutcome::Ready {
+                target,
+                commit,
+                pack,
+                paths,
+            } => (target, commit, pack, paths),
+            RebaseOutcome::Landed { commit } => {
+                self.write_record(&commit, true).await?;
+                return Ok(Rebased::Ended(Landing::Landed {
+                    commit,
+                    was_there: true,
+                }));
+            }
+            RebaseOutcome::Nothing => return Ok(Rebased::Ended(Landing::Nothing)),
+            RebaseOutcome::Conflict { target, paths } => {
+                let conflict = NotLanded::Conflict { target, paths };
+                return Ok(Rebased::Ended(Landing::NotLanded(conflict)));
+            }
+            RebaseOutcome::Missing => return Err(LandingError::NoBranch(onto())),
+            RebaseOutcome::Symbolic => return Err(LandingError::Symbolic(onto())),
+            RebaseOutcome::CheckedOut => return Err(LandingError::CheckedOut(onto())),
+            RebaseOutcome::Reftable => return Err(LandingError::Reftable),
+        };
+        let files = self.find_outside(&paths);
+        if !files.is_empty() {
+            let outside = NotLanded::Outside { files };
+            return Ok(Rebased::Ended(Landing::NotLanded(outside)));
+        }
+        self.add_pack(scratch, pack).await?;
+        Ok(Rebased::Ready { target, commit })
+    }
+
+    async fn create_scratch(&self) -> Result<Scratch, LandingError> {
+        let owner = owner(self.shared, self.pool, &self.slot);
+        let what = format!("land-{}", self.shared.new_session_id());
+        let shared = Arc::clone(self.shared);
+        let made = blocking(&self.shared.ambient, move || {
+            branch::create_scratch(shared.state.copies(), &what, owner)
+        });
+        let (name, path) = made.await??;
+        Ok(Scratch { name, path })
+    }
+
+    /// Puts the commits onto the branch, in a sandbox.
+    async fn rebase(&self, scratch: &Scratch) -> Result<RebaseOutcome, LandingError> {
+        let Bundle {
+            repository,
+            head,
+            base,
+            before,
+            clones,
+            ..
+        } = &self.bundle;
+        let command = rebase::rebase(head, base, &self.request.onto, before.as_ref());
+        let bundle = bundle_path_in(clones, &self.request.session);
+        let git = GitSandbox {
+            writable: true,
+            beside: ExtraMounts {
+                trees: vec![
+                    (
+                        host_tree(&repository.common, false)?,
+                        SOURCE_INSIDE.to_owned(),
+                    ),
+                    (
+                        super::overlay::host_file(&bundle)?,
+                        BUNDLE_INSIDE.to_owned(),
+                    ),
+                ],
+                ..ExtraMounts::none()
+            },
+            ..GitSandbox::read_only(command.env)
+        };
+        let dirs = SessionDirs::for_git(self.slot.clone(), scratch.path.clone());
+        let inside = WORKSPACE_INSIDE.to_owned();
+        let mut plan = git_plan(
+            self.shared,
+            self.pool,
+            &dirs,
+            &scratch.path,
+            inside,
+            command.argv,
+            git,
+        )?;
+        plan.limits.fsize = 2 * BUNDLE_BYTES;
+        let run = self
+            .shared
+            .host
+            .run_to_end(plan, GIT_TREE_TIMEOUT, GIT_LIST_BYTES);
+        let finished = run.await.map_err(|error| match error {
+            RunError::TimedOut { after, .. } => {
+                LandingError::Git(format!("it was stopped after {} s", after.as_secs()))
+            }
+            error => LandingError::Sandbox(error.to_string()),
+        })?;
+        if finished.status != ExitStatus::Code(0) {
+            let stderr = String::from_utf8_lossy(&finished.stderr).into_owned();
+            let stderr = escape_for_display(stderr.trim(), 400);
+            return Err(LandingError::Git(format!("{}: {stderr}", finished.status)));
+        }
+        if finished.is_truncated {
+            return Err(LandingError::TooManyChanges);
+        }
+        Ok(RebaseOutcome::parse(&finished.stdout)?)
+    }
+
+    /// The changed files that other programs run or obey, and that nobody allowed.
+    fn find_outside(&self, paths: &[String]) -> Vec<(String, &'static str)> {
+        let policies = [guard()];
+        let of_path = |path: &String| {
+            let what = outside::find_use(&policies, path, true)?;
+            (!outside::is_allowed(&self.request.allow, path)).then(|| (path.clone(), what))
+        };
+        paths.iter().filter_map(of_path).collect()
+    }
+
+    async fn add_pack(&self, scratch: &Scratch, pack: String) -> Result<(), LandingError> {
+        let common = self.bundle.repository.common.clone();
+        let from = scratch.path.join(REBASED_PACK);
+        blocking(&self.shared.ambient, move || {
+            let git_dir = Root::open_resolved(&common)?;
+            // Git has ended, and it could only write its own files: a link among them cannot lead
+            // elsewhere.
+            let from = Root::open_resolved(&from)?;
+            Ok(land::add_pack(&git_dir, &from, &pack)?)
+        })
+        .await?
+    }
+
+    /// Runs the check in a fresh clone of the commit; why it did not pass.
+    async fn check(&self, commit: &ObjectId) -> Result<Option<String>, LandingError> {
+        let argv = self
+            .request
+            .check
+            .as_ref()
+            .unwrap_or(&self.pool.config.check);
+        if argv.is_empty() {
+            return Ok(None);
+        }
+        let session = self.shared.new_session_id();
+        self.shared.landings.checks().insert(session.clone());
+        let checked = self.check_in_clone(commit, &session, argv.clone()).await;
+        let (shared, of) = (Arc::clone(self.shared), session.clone());
+        let removal = move || {
+            work::discard_session(&shared, &of, false);
+            if let Err(error) = copy::discard(&shared.state, &of) {
+                tracing::warn!(%error, "the clone of a check could not be removed");
+            }
+        };
+        blocking(&self.shared.ambient, removal).await?;
+        self.shared.landings.checks().remove(&session);
+        match checked? {
+            CheckResult::NotRun(why) => Err(LandingError::Sandbox(why)),
+            check if check.passed() => Ok(None),
+            check => Ok(Some(check.describe())),
+        }
+    }
+
+    async fn check_in_clone(
+        &self,
+        commit: &ObjectId,
+        session: &SessionId,
+        argv: Vec<String>,
+    ) -> Result<CheckResult, LandingError> {
+        let order = PrepareRequest::for_commit(
+            (self.slot.clone(), session.clone()),
+            self.bundle.source.clone(),
+            commit.clone(),
+        );
+        let prepared = prepare(self.shared, self.pool, order).await?;
+        let check = work::check(Arc::clone(self.shared), self.pool, Some(&prepared), argv);
+        Ok(check.await)
+    }
+
+    async fn write_record(&self, commit: &ObjectId, has_landed: bool) -> Result<(), LandingError> {
+        let record = LandingRecord {
+            v: 1,
+            onto: self.request.onto.clone(),
+            tip: self.bundle.head.tip.clone(),
+            commit: commit.clone(),
+            has_landed,
+        };
+        let (clones, session) = (self.request.clones.clone(), self.request.session.clone());
+        blocking(&self.shared.ambient, move || {
+            let clones = Root::open_resolved(&clones)?;
+            Ok(branch::write_landing(&clones, &session, &record)?)
+        })
+        .await?
+    }
+
+    async fn move_branch(
+        &self,
+        target: ObjectId,
+        commit: ObjectId,
+    ) -> Result<Result<(), LandError>, LandingError> {
+        let common = self.bundle.repository.common.clone();
+        let onto = self.request.onto.clone();
+        blocking(&self.shared.ambient, move || {
+            let git_dir = Root::open_resolved(&common)?;
+            Ok(land::move_branch(&git_dir, &onto, (&target, &commit)))
+        })
+        .await?
+    }
+}
