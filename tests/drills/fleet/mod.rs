@@ -53,6 +53,7 @@ mod hooks;
 mod http_access;
 mod keys;
 mod kill;
+mod landing;
 mod learning;
 mod limits;
 mod listing;

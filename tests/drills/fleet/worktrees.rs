@@ -22,7 +22,7 @@ env       = { set = { DRILL = "MARK" } }
 "#;
 
 /// Git of the operator, with the configuration of whatever repository it is.
-fn try_git(dir: &Path, args: &[&str]) -> (bool, String) {
+pub(super) fn try_git(dir: &Path, args: &[&str]) -> (bool, String) {
     let output = Command::new("git")
         .arg("-C")
         .arg(dir)
@@ -53,14 +53,14 @@ fn try_git(dir: &Path, args: &[&str]) -> (bool, String) {
     (output.status.success(), text)
 }
 
-fn git(dir: &Path, args: &[&str]) -> String {
+pub(super) fn git(dir: &Path, args: &[&str]) -> String {
     let (is_ok, text) = try_git(dir, args);
     assert!(is_ok, "git {args:?} in {}", dir.display());
     text
 }
 
 /// Makes the drill's workspace a repository with one commit.
-fn commit(drill: &Drill, init: &[&str]) -> String {
+pub(super) fn commit(drill: &Drill, init: &[&str]) -> String {
     let source = drill.workspace();
     git(&source, &[&["init", "-q"], init].concat());
     git(&source, &["add", "."]);
@@ -79,7 +79,7 @@ fn chown(path: &Path, uid: u32) {
 }
 
 /// Plants in a repository whatever git may start by itself; each writes into `proof`.
-fn plant(source: &Path, proof: &Path) {
+pub(super) fn plant(source: &Path, proof: &Path) {
     fs::create_dir(proof).expect("proof");
     fs::set_permissions(proof, fs::Permissions::from_mode(0o777)).expect("proof");
     let program = source.join("planted.sh");
@@ -131,7 +131,7 @@ fn run_one(drill: &Drill, prompt: &str) -> (Ran, Value) {
     (ran, results.remove(0))
 }
 
-fn text<'v>(result: &'v Value, key: &str) -> &'v str {
+pub(super) fn text<'v>(result: &'v Value, key: &str) -> &'v str {
     result[key]
         .as_str()
         .unwrap_or_else(|| panic!("{key} in {result}"))

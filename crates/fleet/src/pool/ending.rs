@@ -331,8 +331,12 @@ impl PoolState {
     }
 
     fn follow_up(task: &ActiveTask, attempt: &Attempt) -> Option<String> {
-        let landing = attempt.survey.landing.as_ref()?;
-        landing.prompt(task.spec.land.as_deref()?)
+        let onto = task.spec.land.as_deref()?;
+        match (&attempt.survey.landing, &attempt.check) {
+            (Some(landing), _) => landing.prompt(onto),
+            (None, Some(check)) => check.prompt(),
+            (None, None) => None,
+        }
     }
 
     /// Prompts the session of the task once more.

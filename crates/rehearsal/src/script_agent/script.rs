@@ -212,6 +212,10 @@ pub(super) fn parse(prompt: &str) -> Result<Vec<(&str, Step)>, ScriptError> {
         if line.is_empty() || line.starts_with('#') || line.starts_with("[System: ") {
             continue;
         }
+        if let Some(command) = instruction(line) {
+            steps.push((line, bash(command).map(Step::Tool).map_err(ScriptError)?));
+            continue;
+        }
         let (first, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let Some(verb) = VERBS.iter().find(|verb| verb.word == first) else {
             return Err(ScriptError(format!(
@@ -228,6 +232,15 @@ pub(super) fn parse(prompt: &str) -> Result<Vec<(&str, Step)>, ScriptError> {
         return Err(ScriptError("it has no line with a step".to_owned()));
     }
     Ok(steps)
+}
+
+/// The command of a sentence that says to run one, as a supervisor writes it to an agent whose work
+/// did not land.
+fn instruction(line: &str) -> Option<&str> {
+    let (before, rest) = line.split_once("run `")?;
+    let (command, _) = rest.split_once('`')?;
+    let is_sentence = before.starts_with(char::is_uppercase);
+    (is_sentence && !command.is_empty()).then_some(command)
 }
 
 fn search(rest: &str) -> Result<Step, String> {

@@ -222,15 +222,23 @@ impl CheckResult {
         }
     }
 
+    /// What its agent is told to do, if it failed.
+    pub(crate) fn prompt(&self) -> Option<String> {
+        let has_failed = matches!(self, Self::Ran { .. }) && !self.passed();
+        has_failed.then(|| {
+            let why = self.describe();
+            format!("Your work is not done: {why}. Find out why, repair it, and commit that.")
+        })
+    }
+
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::Ran { status, output } => {
                 let text = output.raw().trim_end();
                 let last = text.rsplit('\n').next().unwrap_or_default();
-                format!(
-                    "the check ended with {status}: {}",
-                    UntrustedText::from(last).escape_for_display(200)
-                )
+                let last = UntrustedText::from(last).escape_for_display(200);
+                let colon = if last.is_empty() { "" } else { ": " };
+                format!("the check ended with {status}{colon}{last}")
             }
             Self::NotRun(why) => format!("the check did not run: {why}"),
         }

@@ -99,15 +99,15 @@ impl NotLanded {
         match self {
             Self::Conflict { target, paths } => Some(format!(
                 "Your work could not be put onto the branch {onto}: other work landed there since you \
-                 began, and both changed {}. Run `git rebase {target}` in this repository, resolve the \
-                 conflicts so that both changes keep their meaning, and finish the rebase. Then end \
-                 your turn.",
+                 began, and both changed {}. \
+                 Commit what you have, run `git rebase {target}` in this repository, resolve the \
+                 conflicts so that both changes keep their meaning, and finish the rebase.",
                 list_files(paths.iter().map(String::as_str)),
             )),
             Self::CheckFailed { target, why } => Some(format!(
-                "Your work was put onto the branch {onto}, and the check failed there: {why}\n\
-                 Run `git rebase {target}` in this repository to get the other work, repair what does \
-                 not work together, and commit. Then end your turn.",
+                "Your work was put onto the branch {onto}, and the check failed there: {why}. \
+                 Commit what you have, run `git rebase {target}` in this repository to get the other \
+                 work, repair what does not work together, and commit that.",
             )),
             Self::Outside { .. } => None,
         }

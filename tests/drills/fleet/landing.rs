@@ -1,0 +1,271 @@
+//! Work that lands on a branch: one after the other, checked there, given back to its agent where it
+//! conflicts, and once only, whenever the supervisor is killed.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::worktrees::{commit, git, plant, text, try_git};
+use crate::drill::{Drill, count};
+
+/// A pool whose check fails only where both files are.
+const POOL: &str = r#"
+[pool.demo]
+size      = 2
+dialect   = "acp"
+command   = ["marshal", "script-agent", "--dialect", "acp"]
+policy    = "open"
+workspace = { path = "project", mode = "worktree" }
+check     = ["sh", "-c", "! { test -e left && test -e right; }"]
+
+[policy.open]
+file = "open.toml"
+"#;
+
+const OPEN: &str = r#"
+schema  = 1
+name    = "open"
+extends = ["builtin:guard"]
+default = "allow"
+"#;
+
+/// Writes a file of tasks; returns its name.
+fn task_file(drill: &Drill, tasks: &[Value]) -> &'static str {
+    let lines: Vec<String> = tasks.iter().map(Value::to_string).collect();
+    fs::write(drill.path("tasks.jsonl"), lines.join("\n")).expect("tasks");
+    "tasks.jsonl"
+}
+
+/// A task that has a commit of its own, and merges both sides of a conflict.
+fn writes(id: &str, file: &str, line: &str) -> Value {
+    let prompt = format!(
+        "unasked echo '* merge=union' > .git/info/attributes && echo {line} >> {file} && git add {file} && git commit -qm {id}"
+    );
+    json!({"id": id, "prompt": prompt})
+}
+
+/// The subjects of the branch's commits, the newest first.
+fn subjects(dir: &Path, branch: &str) -> Vec<String> {
+    let log = git(dir, &["log", "--format=%s", branch]);
+    log.lines().map(str::to_owned).collect()
+}
+
+/// A drill with a repository that has `landing` beside what is checked out.
+fn drill_with(pool: &str) -> Drill {
+    let drill = Drill::new(pool);
+    fs::write(drill.path("open.toml"), OPEN).expect("a policy");
+    fs::write(drill.workspace().join("shared.txt"), "first\n").expect("shared");
+    commit(&drill, &["-b", "main"]);
+    git(&drill.workspace(), &["branch", "landing"]);
+    drill
+}
+
+#[test]
+fn tasks_land_one_after_the_other_and_what_conflicts_goes_back_to_its_agent() {
+    let drill = drill_with(POOL);
+    let source = drill.workspace();
+    let file = task_file(
+        &drill,
+        &[
+            writes("one", "one.txt", "1"),
+            writes("two", "shared.txt", "two"),
+            writes("three", "shared.txt", "three"),
+            writes("left", "left", "l"),
+            writes("right", "right", "r"),
+            json!({"id": "none", "prompt": "say nothing to do"}),
+            json!({"id": "uncommitted", "prompt": "write notes.txt plain"}),
+            json!({"id": "outside", "prompt": "write package.json {}"}),
+        ],
+    );
+    let ran = drill.run(&["run", "--land", "landing", "--results", "r.jsonl", file]);
+    let results = drill.results("r.jsonl");
+    let of = |id: &str| {
+        let found = results.iter().find(|result| result["id"] == id);
+        found.unwrap_or_else(|| panic!("{id}: {}", ran.all()))
+    };
+    for id in ["one", "two", "three", "none", "uncommitted"] {
+        assert_eq!(of(id)["outcome"], "done", "{id}: {}", ran.all());
+    }
+    for id in ["one", "two", "three", "uncommitted"] {
+        let landed = &of(id)["landed"];
+        assert_eq!(landed["branch"], "landing", "{id}: {}", ran.all());
+        let commit = landed["commit"].as_str().expect("a commit");
+        git(&source, &["merge-base", "--is-ancestor", commit, "landing"]);
+    }
+    assert!(of("none")["landed"].is_null(), "{}", ran.all());
+    // One of the two that touched the same line was told to repair it, in its session.
+    let rounds: Vec<_> = ["two", "three"]
+        .map(|id| of(id)["attempts"].as_u64())
+        .into();
+    assert!(
+        rounds == [Some(1), Some(2)] || rounds == [Some(2), Some(1)],
+        "{rounds:?} {}",
+        ran.all()
+    );
+    let shared = git(&source, &["show", "landing:shared.txt"]);
+    let mut lines: Vec<&str> = shared.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["first", "three", "two"], "{}", ran.all());
+    // Each of the two passes the check, but not both.
+    let sides = [of("left"), of("right")];
+    let failed: Vec<_> = sides
+        .iter()
+        .filter(|side| side["outcome"] == "failed")
+        .collect();
+    assert_eq!(failed.len(), 1, "{}", ran.all());
+    let why = text(failed[0], "detail");
+    assert!(why.contains("the check"), "{why}");
+    assert_eq!(failed[0]["attempts"], 4, "it was told three times");
+    let names = git(&source, &["ls-tree", "--name-only", "landing"]);
+    let names: Vec<&str> = names.lines().collect();
+    let there = |name: &str| names.contains(&name);
+    assert!(there("left") != there("right"), "{names:?}");
+    // What takes effect outside waits for a person.
+    let outside = of("outside");
+    assert_eq!(outside["outcome"], "failed", "{}", ran.all());
+    assert!(
+        text(outside, "detail").contains("package.json"),
+        "{outside}"
+    );
+    assert!(!there("package.json") && there("notes.txt"), "{names:?}");
+    let session = text(outside, "session");
+    let landed = drill.run(&[
+        "land",
+        session,
+        "--onto",
+        "landing",
+        "--allow",
+        "package.json",
+    ]);
+    assert_eq!(landed.code, Some(0), "{}", landed.all());
+    assert!(git(&source, &["ls-tree", "--name-only", "landing"]).contains("package.json"));
+    // The rest of the repository is as it was.
+    assert_eq!(subjects(&source, "main"), ["first"]);
+    assert_eq!(git(&source, &["status", "--porcelain"]), "");
+    git(&source, &["fsck", "--strict", "--no-dangling"]);
+    let copies = fs::read_dir(drill.state().join("copies")).expect("copies");
+    let names: Vec<_> = copies
+        .map(|entry| entry.expect("an entry").file_name())
+        .filter(|name| name.to_string_lossy().starts_with('.'))
+        .collect();
+    assert_eq!(names, [""; 0], "nothing is left of git's directories");
+}
+
+#[test]
+fn a_run_lands_afterwards_once_and_a_branch_in_use_is_refused() {
+    let drill = drill_with(POOL);
+    let source = drill.workspace();
+    let file = task_file(
+        &drill,
+        &[writes("one", "one.txt", "1"), writes("two", "two.txt", "2")],
+    );
+    let ran = drill.run(&["run", file]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    for (onto, why) in [
+        ("main", "checked out"),
+        ("gone", "git branch gone"),
+        ("../x", "name of a branch"),
+        ("alias", "symbolic"),
+        ("busy", "checked out"),
+    ] {
+        git(
+            &source,
+            &["symbolic-ref", "refs/heads/alias", "refs/heads/landing"],
+        );
+        if onto == "busy" {
+            git(&source, &["branch", "busy"]);
+            git(&source, &["worktree", "add", "-q", "../other", "busy"]);
+        }
+        let before = git(&source, &["show-ref"]);
+        let refused = drill.run(&["land", "--onto", onto]);
+        assert_ne!(refused.code, Some(0), "{onto}: {}", refused.all());
+        assert!(refused.all().contains(why), "{onto}: {}", refused.all());
+        assert_eq!(git(&source, &["show-ref"]), before, "{onto}");
+    }
+    let landed = drill.run(&["--json", "land", "--onto", "landing"]);
+    assert_eq!(landed.code, Some(0), "{}", landed.all());
+    let lines = landed.stdout.lines();
+    let lines: Vec<Value> = lines
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let words: Vec<_> = lines.iter().map(|line| &line["result"]).collect();
+    assert_eq!(words, ["landed", "landed"], "{}", landed.all());
+    assert_eq!(subjects(&source, "landing"), ["two", "one", "first"]);
+    let commit = git(&source, &["rev-parse", "landing"]);
+    let again = drill.run(&["land", "--onto", "landing"]);
+    assert_eq!(again.code, Some(0), "{}", again.all());
+    assert_eq!(
+        again.stdout.matches("landed before").count(),
+        2,
+        "{}",
+        again.all()
+    );
+    assert_eq!(git(&source, &["rev-parse", "landing"]), commit);
+}
+
+#[test]
+fn a_repository_that_runs_programs_runs_none_while_work_lands() {
+    let drill = drill_with(POOL);
+    let source = drill.workspace();
+    let ran = drill.run(&["run", "write a.txt hello"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let proof = drill.path("proof");
+    plant(&source, &proof);
+    let landed = drill.run(&["land", "--onto", "landing"]);
+    assert_eq!(landed.code, Some(0), "{}", landed.all());
+    assert_eq!(fs::read_dir(&proof).expect("proof").count(), 0);
+}
+
+/// Kills a run with landings again and again, and continues it.
+#[test]
+fn killed_at_any_moment_each_task_lands_once() {
+    let rounds = count(3) as u64;
+    let drill = drill_with(&POOL.replace("size      = 2", "size      = 3"));
+    let source = drill.workspace();
+    let tasks: Vec<Value> = (0..9)
+        .map(|number| {
+            let file = if number % 3 == 0 { "shared.txt" } else { "own" };
+            let file = if file == "own" {
+                format!("own-{number}.txt")
+            } else {
+                file.to_owned()
+            };
+            writes(&format!("t-{number}"), &file, &format!("line-{number}"))
+        })
+        .collect();
+    let mut most = 0;
+    for round in 0..rounds {
+        git(&source, &["update-ref", "refs/heads/landing", "main"]);
+        let file = task_file(&drill, &tasks);
+        let mut child = drill.start(&["run", "--land", "landing", file]);
+        std::thread::sleep(Duration::from_millis(150 + 1750 * round / rounds.max(1)));
+        child.signal("KILL");
+        child.end(Duration::from_secs(20));
+        let mut went_on = drill.run(&["run", "--continue"]);
+        if went_on.all().contains("nothing to continue") {
+            went_on = drill.run(&["results"]);
+        }
+        let mut landed = subjects(&source, "landing");
+        landed.sort_unstable();
+        let before = landed.len();
+        landed.dedup();
+        assert_eq!(before, landed.len(), "{landed:?} {}", went_on.all());
+        let shown = drill.run(&["--json", "results"]);
+        for line in shown.stdout.lines() {
+            let result: Value = serde_json::from_str(line).expect("JSON");
+            let id = text(&result, "task").to_owned();
+            let is_there = landed.contains(&id);
+            let is_done = result["outcome"] == "done";
+            assert_eq!(is_there, is_done, "{round} {result} {}", went_on.all());
+        }
+        most = most.max(landed.len());
+        let (is_whole, _) = try_git(&source, &["fsck", "--strict", "--no-dangling"]);
+        assert!(is_whole);
+    }
+    assert!(
+        most > 4,
+        "at most {most} commits landed, the first included"
+    );
+}
