@@ -38,10 +38,11 @@ fn task_file(drill: &Drill, tasks: &[Value]) -> &'static str {
     "tasks.jsonl"
 }
 
-/// A task that has a commit of its own, and merges both sides of a conflict.
+/// A task that has a commit of its own, and merges both sides of a conflict. It begins late, so that
+/// tasks that begin together start from the same commit.
 fn writes(id: &str, file: &str, line: &str) -> Value {
     let prompt = format!(
-        "unasked echo '* merge=union' > .git/info/attributes && echo {line} >> {file} && git add {file} && git commit -qm {id}"
+        "sleep 1s\nunasked echo '* merge=union' > .git/info/attributes && echo {line} >> {file} && git add {file} && git commit -qm {id}"
     );
     json!({"id": id, "prompt": prompt})
 }
@@ -69,11 +70,11 @@ fn tasks_land_one_after_the_other_and_what_conflicts_goes_back_to_its_agent() {
     let file = task_file(
         &drill,
         &[
-            writes("one", "one.txt", "1"),
             writes("two", "shared.txt", "two"),
             writes("three", "shared.txt", "three"),
             writes("left", "left", "l"),
             writes("right", "right", "r"),
+            writes("one", "one.txt", "1"),
             json!({"id": "none", "prompt": "say nothing to do"}),
             json!({"id": "uncommitted", "prompt": "write notes.txt plain"}),
             json!({"id": "outside", "prompt": "write package.json {}"}),
@@ -240,7 +241,7 @@ fn killed_at_any_moment_each_task_lands_once() {
         git(&source, &["update-ref", "refs/heads/landing", "main"]);
         let file = task_file(&drill, &tasks);
         let mut child = drill.start(&["run", "--land", "landing", file]);
-        std::thread::sleep(Duration::from_millis(150 + 1750 * round / rounds.max(1)));
+        std::thread::sleep(Duration::from_millis(150 + 4500 * round / rounds.max(1)));
         child.signal("KILL");
         child.end(Duration::from_secs(20));
         let mut went_on = drill.run(&["run", "--continue"]);
