@@ -15,14 +15,18 @@ use super::short_ids::{AmbiguousId, complete_id};
 use super::streams::Streams;
 use marshal_journal::codec::{Report, read_report};
 use marshal_journal::{CONVERSATION_COMMAND, IdKind, StoredTask};
-use marshal_model::RunId;
 use marshal_model::budget::{format_cost, nanos_from_dollars};
 use marshal_model::untrusted::escape_for_display;
+use marshal_model::{RunId, SessionId};
+use marshal_sandbox::workspace::Root;
+use marshal_sandbox::workspace::branch::{self, LandingRecord};
 
 /// Columns of a task's id.
 const TASK: usize = 32;
 /// Tasks that are named as having changed the same files.
 const OVERLAPS: usize = 8;
+/// Digits of a commit.
+const COMMIT: usize = 10;
 /// The least columns of the last cell.
 const LAST: usize = 40;
 
@@ -75,6 +79,8 @@ pub(super) fn show(state: &Path, args: &ResultsArgs, json: bool, streams: &mut S
 struct TaskResult {
     task: StoredTask,
     report: Option<Report<'static>>,
+    /// Where its work landed afterwards, by hand.
+    landing: Option<LandingRecord>,
 }
 
 impl TaskResult {
@@ -88,6 +94,21 @@ impl TaskResult {
         let report = self.report.as_ref()?;
         report.bundle.as_ref()?;
         Some(format!("marshal/{}", report.session.as_ref()?))
+    }
+
+    /// Where its work landed.
+    fn landed(&self) -> Option<String> {
+        let (branch, commit) = self.landed_as()?;
+        let shown = commit.get(..COMMIT).unwrap_or(commit);
+        Some(format!("{branch}@{shown}"))
+    }
+
+    /// The branch, and what its last commit is there.
+    fn landed_as(&self) -> Option<(&str, &str)> {
+        let by_itself = self.report.as_ref()?.landed.as_ref();
+        let by_itself = by_itself.map(|landed| (&*landed.branch, &*landed.commit));
+        let by_hand = self.landing.as_ref().filter(|landing| landing.has_landed);
+        by_itself.or_else(|| by_hand.map(|landing| (&*landing.onto, landing.commit.as_str())))
     }
 }
 
@@ -107,10 +128,16 @@ fn read(state: &Path, args: &ResultsArgs) -> Result<RunResults, ResultsProblem> 
         None => newest_run(state)?,
     };
     let reader = open_journal(&place)?;
+    let clones = Root::open_resolved(&place.join("copies")).ok();
+    let landing = |session: Option<&str>| {
+        let session = SessionId::new(session?).ok()?;
+        branch::read_landing(clones.as_ref()?, &session).ok()?
+    };
     let tasks = reader.tasks(&run).map_err(JournalError::from)?;
     let tasks: Vec<TaskResult> = tasks
         .into_iter()
         .map(|task| TaskResult {
+            landing: landing(task.session.as_deref()),
             report: task
                 .result
                 .as_deref()
@@ -170,6 +197,9 @@ impl RunResults {
                     "state": result.task.state, "outcome": result.task.outcome,
                     "detail": result.task.detail, "session": result.task.session,
                     "branch": result.branch(),
+                    "landed": result.landed_as().map(|(branch, commit)| json!({
+                        "branch": branch, "commit": commit,
+                    })),
                     "changes": report.map(|report| &report.changes),
                     "changes_cut": report.map(|report| report.changes_cut),
                     "cost_usd": report.and_then(|report| report.cost_usd),
@@ -186,6 +216,7 @@ impl RunResults {
             "files",
             "cost",
             "branch",
+            "landed",
             "also changed by",
         ];
         let mut rows = vec![header.map(str::to_owned)];
@@ -218,7 +249,7 @@ impl RunResults {
         text
     }
 
-    fn cells(&self, result: &TaskResult, shared: &BTreeMap<usize, usize>) -> [String; 6] {
+    fn cells(&self, result: &TaskResult, shared: &BTreeMap<usize, usize>) -> [String; 7] {
         let report = result.report.as_ref();
         let files = report.map_or_else(String::new, |report| {
             let more = if report.changes_cut { "+" } else { "" };
@@ -245,6 +276,7 @@ impl RunResults {
             files,
             cost,
             result.branch().unwrap_or_default(),
+            result.landed().unwrap_or_default(),
             others.join(", "),
         ]
     }

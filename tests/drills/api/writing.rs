@@ -76,6 +76,8 @@ fn a_task_is_taken_in_worked_and_watched() {
         (json!({"prompt": "x", "pool": "UPPER"}), 400),
         (json!({"prompt": "x", "pool": "none"}), 422),
         (json!({"prompt": "x", "policy_layer": "none"}), 422),
+        (json!({"prompt": "x", "land": "main"}), 422),
+        (json!({"prompt": "x", "land": "../main"}), 400),
     ] {
         api.post("/tasks", &task.to_string()).assert_problem(status);
     }

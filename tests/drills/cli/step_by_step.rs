@@ -1,4 +1,5 @@
-//! The page "a night, step by step" (`docs/night.md`): its commands, run as they stand there.
+//! The pages "a night, step by step" (`docs/night.md`) and "from zero to a landed branch"
+//! (`docs/landing.md`): their commands, run as they stand there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,18 +10,21 @@ use serde_json::Value;
 
 use crate::drill::{Ran, eventually};
 
-const PAGE: &str = include_str!("../../../docs/night.md");
+const NIGHT: &str = include_str!("../../../docs/night.md");
+const LANDING: &str = include_str!("../../../docs/landing.md");
 
-/// A user's home with a project in it.
+/// A user's home with a project in it, where a page is followed.
 struct Home {
     dir: tempfile::TempDir,
+    page: &'static str,
 }
 
 impl Home {
-    fn new() -> Self {
+    fn new(page: &'static str) -> Self {
         let dir = tempfile::Builder::new().prefix("marshal-night-").tempdir();
         let home = Self {
             dir: dir.expect("a directory"),
+            page,
         };
         let bin = home.dir.path().join("bin");
         fs::create_dir(&bin).expect("made");
@@ -71,7 +75,7 @@ impl Home {
 
     /// Runs the block of the page that begins so.
     fn page(&self, begin: &str, code: i32, shows: &[&str]) -> Ran {
-        let block = blocks().find(|block| block.starts_with(begin));
+        let block = blocks(self.page).find(|block| block.starts_with(begin));
         let block = block.unwrap_or_else(|| panic!("the page has no {begin}"));
         let ran = self.script(block);
         assert_eq!(ran.code, Some(code), "{block}\n{}", ran.all());
@@ -83,8 +87,8 @@ impl Home {
 }
 
 /// The blocks of commands, in order.
-fn blocks() -> impl Iterator<Item = &'static str> {
-    PAGE.split("```sh\n").skip(1).map(|rest| {
+fn blocks(page: &'static str) -> impl Iterator<Item = &'static str> {
+    page.split("```sh\n").skip(1).map(|rest| {
         let (block, _) = rest.split_once("```").expect("its end");
         block
     })
@@ -97,7 +101,7 @@ fn report(home: &Home) -> Value {
 
 #[test]
 fn every_command_of_the_page_does_what_the_page_says() {
-    let home = Home::new();
+    let home = Home::new(NIGHT);
     home.page("marshal init", 0, &["written: ", "no agent is installed"]);
     home.page("cat > tasks.jsonl", 0, &[]);
     let night = [
@@ -143,13 +147,45 @@ fn every_command_of_the_page_does_what_the_page_says() {
     home.page("git merge", 0, &[]);
     let notes = fs::read_to_string(home.project().join("NOTES.md")).expect("NOTES.md");
     assert_eq!(notes, "What this project does\n");
-    assert_eq!(blocks().count(), 8, "each block of the page was run");
+    assert_eq!(blocks(NIGHT).count(), 8, "each block of the page was run");
+}
+
+#[test]
+fn from_zero_to_a_landed_branch_as_the_page_says() {
+    let home = Home::new(LANDING);
+    home.page("printf", 0, &[]);
+    home.page("cat > supervisor", 0, &["pool coder"]);
+    home.page("cat > tasks", 0, &[]);
+    let run = ["3 of 5 done, 2 failed", "not landed: it conflicts"];
+    home.page("marshal run", 1, &run);
+    let results = home.page("marshal results", 0, &["apple", "title-b"]);
+    assert_eq!(
+        results.stdout.matches(" landing@").count(),
+        3,
+        "{}",
+        results.all()
+    );
+    let log = home.page("git log", 0, &["Price ", "first"]);
+    assert_eq!(log.stdout.matches("Price ").count(), 2, "{}", log.all());
+    let has_plum = log.stdout.contains("plums");
+    // Whichever price came last.
+    let shown = if has_plum {
+        "landed before"
+    } else {
+        "not landed"
+    };
+    home.page("marshal diff", i32::from(!has_plum), &["plum.price", shown]);
+    home.page("git merge", 0, &[]);
+    let checked = home.script("sh check.sh && git status --porcelain");
+    assert_eq!(checked.code, Some(0), "{}", checked.all());
+    assert_eq!(checked.stdout, "", "the checkout is the branch");
+    assert_eq!(blocks(LANDING).count(), 8, "each block of the page was run");
 }
 
 /// The night in small: a crash, denials, `kill -9`, and the report against the journal.
 #[test]
 fn a_killed_night_goes_on_and_the_morning_tells_what_the_journal_has() {
-    let home = Home::new();
+    let home = Home::new(NIGHT);
     home.page("marshal init", 0, &[]);
     let mut tasks = String::new();
     for number in 0..30 {

@@ -206,6 +206,7 @@ pub(super) async fn submit_named(app: AppState, request: RequestContext) -> Hand
     let body: NewRun = request.body()?;
     let mut tasks = specs(body.tasks)?;
     for (spec, workspace) in &mut tasks {
+        check_may_land(&request, spec)?;
         spec.workspace = match workspace.take() {
             None => None,
             Some(path) if path.starts_with('/') => Some(host_path(&request, &path)?),
@@ -215,6 +216,16 @@ pub(super) async fn submit_named(app: AppState, request: RequestContext) -> Hand
     let tasks = tasks.into_iter().map(|(spec, _)| spec).collect();
     let bounds = body.bounds.into_bounds()?;
     app.runs().submit(tasks, bounds).await
+}
+
+/// Only the supervisor's user may name a branch: landing on it moves it, and no policy of a client's
+/// role says which.
+pub(super) fn check_may_land(request: &RequestContext, spec: &TaskSpec) -> Result<(), ApiError> {
+    if spec.land.is_none() || request.caller.uid.is_some() {
+        return Ok(());
+    }
+    let detail = "key \"land\" is for the supervisor's user, over its socket: land the work afterwards with `marshal land --onto`";
+    Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail))
 }
 
 /// Only the supervisor's user may name any directory of the host.

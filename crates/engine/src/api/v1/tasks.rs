@@ -14,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 use super::error::ApiError;
 use super::fleet::{operator_error, pool_filter};
 use super::request_context::RequestContext;
+use super::runs::check_may_land;
 use super::views::{List, Task, respond, respond_ok, task_id};
 use super::{AppState, HandlerResult};
 use crate::api::run_stream::{Ledger, new_run_id};
@@ -133,6 +134,7 @@ pub(super) async fn submit(app: AppState, request: RequestContext) -> HandlerRes
     let bad = |(key, why): TaskFault| ApiError::bad_request(format!("key {key:?} {why}"));
     let id = TaskId::new(ONLY_TASK_ID).map_err(|error| bad(("id", error.to_string())))?;
     let mut spec = wanted.into_spec(id).map_err(bad)?;
+    check_may_land(&request, &spec)?;
     spec.workspace = match workspace {
         Some(name) => Some(resolve_workspace(&app, &name).await?),
         None => None,
