@@ -76,6 +76,7 @@ pub(super) fn build_pools(
             pending_approvals: Mutex::default(),
             sandbox_gaps: Mutex::default(),
             warned_uncommitted: Mutex::default(),
+            warned_missing: Mutex::default(),
             slot_demand: SlotDemand::new(),
             phase_and_width: Mutex::new((PoolPhase::Running, config.size)),
             first_slot,

@@ -286,6 +286,8 @@ pub(crate) struct PoolShared {
     pub(crate) sandbox_gaps: Mutex<Option<Vec<SandboxGap>>>,
     /// The commit whose uncommitted changes were warned of: one warning is enough.
     pub(crate) warned_uncommitted: Mutex<Option<ObjectId>>,
+    /// What clones were last said to lack.
+    pub(crate) warned_missing: Mutex<Option<String>>,
     /// The pool's phase, and how many of its slots receive tasks.
     pub(crate) phase_and_width: Mutex<(PoolPhase, u16)>,
     /// The index of the pool's first slot in the fleet: slot `i` has the uid with index

@@ -511,6 +511,91 @@ fn a_source_that_cannot_be_cloned_is_refused_with_what_helps() {
     );
 }
 
+const LARGE: &str = "the content of a large file\n";
+
+/// A repository with a submodule that has a submodule, one that the repository lacks, and files of Git LFS.
+fn with_submodules_and_large_files(drill: &Drill) {
+    commit(drill, &[]);
+    let source = drill.workspace();
+    let repository = |name: &str, file: &str| {
+        let path = drill.path(name);
+        fs::create_dir(&path).expect("a directory");
+        git(&path, &["init", "-q"]);
+        fs::write(path.join(file), format!("of {name}\n")).expect("a file");
+        fs::write(path.join(".env"), "SECRET=1\n").expect("a secret");
+        git(&path, &["add", "."]);
+        git(&path, &["commit", "-qm", "first"]);
+        path.display().to_string()
+    };
+    let inner = repository("inner", "inner.txt");
+    let other = repository("other", "other.txt");
+    git(
+        Path::new(&other),
+        &["submodule", "--quiet", "add", &inner, "deep"],
+    );
+    git(Path::new(&other), &["commit", "-qm", "deep"]);
+    git(&source, &["submodule", "--quiet", "add", &other, "sub dir"]);
+    git(&source, &["submodule", "--quiet", "add", &inner, "gone"]);
+    git(
+        &source,
+        &["submodule", "--quiet", "update", "--init", "--recursive"],
+    );
+    fs::write(source.join(".gitattributes"), "*.bin filter=lfs -text\n").expect("attributes");
+    fs::write(drill.path("large"), LARGE).expect("a file");
+    let digest = Command::new("sha256sum").arg(drill.path("large")).output();
+    let digest = digest.expect("sha256sum");
+    let id = String::from_utf8_lossy(&digest.stdout)[..64].to_owned();
+    for (name, id) in [("has.bin", id.clone()), ("lacks.bin", "0".repeat(64))] {
+        let text =
+            format!("version https://git-lfs.github.com/spec/v1\noid sha256:{id}\nsize 28\n");
+        fs::write(source.join(name), text).expect("a pointer");
+    }
+    git(&source, &["add", "."]);
+    git(&source, &["commit", "-qm", "all"]);
+    let store = source.join(format!(".git/lfs/objects/{}/{}", &id[..2], &id[2..4]));
+    fs::create_dir_all(&store).expect("a store");
+    fs::write(store.join(&id), LARGE).expect("an object");
+    fs::remove_dir_all(source.join(".git/modules/gone")).expect("removed");
+}
+
+#[test]
+fn submodules_and_large_files_are_there_as_far_as_the_source_has_them() {
+    let drill = Drill::new(POOL);
+    with_submodules_and_large_files(&drill);
+    let prompt = "unasked grep -h -a . 'sub dir/other.txt' 'sub dir/deep/inner.txt' has.bin lacks.bin > seen.txt; ls -a 'sub dir' >> seen.txt; git status --short >> seen.txt\n\
+        unasked echo y >> has.bin && echo z >> 'sub dir/other.txt' && echo x > made.txt";
+    let (ran, result) = run_one(&drill, prompt);
+    assert_eq!(result["outcome"], "done", "{}", ran.all());
+    let session = text(&result, "session");
+    let copy = drill.state().join("copies").join(session);
+    let seen = fs::read_to_string(copy.join("seen.txt")).expect("seen.txt");
+    for part in [
+        "of other",
+        "of inner",
+        LARGE.trim_end(),
+        "sha256:0000",
+        "other.txt",
+    ] {
+        assert!(seen.contains(part), "{part}: {seen}");
+    }
+    assert!(!seen.contains(".env") && !seen.contains(" M "), "{seen}");
+    let log = ran.stderr;
+    assert!(
+        log.contains("1 files of Git LFS") && log.contains("gone"),
+        "{log}"
+    );
+    let took = drill.run(&["land", session]);
+    assert_eq!(took.code, Some(0), "{}", took.all());
+    let changed = git(
+        &drill.workspace(),
+        &["diff", "--name-only", "HEAD", &format!("marshal/{session}")],
+    );
+    assert_eq!(
+        changed, "made.txt\nseen.txt",
+        "what cannot come back is not in the branch"
+    );
+}
+
 #[test]
 fn other_kinds_of_repositories_come_back_too() {
     let works = |make: &dyn Fn(&Drill)| {
@@ -542,15 +627,7 @@ fn other_kinds_of_repositories_come_back_too() {
             &["clone", "-q", "--depth=1", &from, "project"],
         );
     });
-    // With a submodule, which stays empty.
-    works(&|drill| {
-        commit(drill, &[]);
-        let source = drill.workspace();
-        git(&drill.path("."), &["clone", "-q", "project", "other"]);
-        let from = drill.path("other").display().to_string();
-        git(&source, &["submodule", "--quiet", "add", &from, "sub"]);
-        git(&source, &["commit", "-qm", "sub"]);
-    });
+    works(&with_submodules_and_large_files);
     // A linked worktree; the branch is in the repository.
     works(&|drill| {
         commit(drill, &[]);

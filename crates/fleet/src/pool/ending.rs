@@ -303,10 +303,16 @@ impl PoolState {
                 }
                 true
             }
-            // Its agent could not repair it, and another one would begin with less.
+            // Another agent begins with what landed meanwhile.
             task::AttemptResult::NotLanded(why) => {
-                self.end_task(task, TaskOutcome::Failed, Some(why));
-                return false;
+                let can_be_repaired = Self::follow_up(&task, attempt).is_some();
+                if closing || !can_be_repaired || task.landing_rounds >= LANDING_ROUNDS {
+                    self.end_task(task, TaskOutcome::Failed, Some(why));
+                    return false;
+                }
+                task.landing_rounds += 1;
+                task.follow_up = None;
+                true
             }
         };
         self.requeue_task(attempt.index, task);

@@ -129,9 +129,15 @@ impl SessionState {
         match self.conversation {
             Some(_) => SessionScope::Slot,
             // The agent may get its work back, if it does not land.
-            None if self.work.land.is_some() => SessionScope::Slot,
+            None if self.work.land.is_some() && !self.check_needs_mounts() => SessionScope::Slot,
             None => self.pool.config.options.session,
         }
+    }
+
+    /// Whether a check would mount the same writable layers as the child, which must have ended then.
+    fn check_needs_mounts(&self) -> bool {
+        let check = self.work.check.as_ref().unwrap_or(&self.pool.config.check);
+        !check.is_empty() && !self.pool.config.caches.is_empty()
     }
 
     pub(super) fn notify_pool(&self, change: SlotEvent, pid: Option<u32>) {

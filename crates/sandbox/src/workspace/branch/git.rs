@@ -30,7 +30,7 @@ exec git --git-dir="$G" cat-file --batch-check='%(objectsize)' < "$HOME/objects"
 
 /// Writes the paths that the pathspecs match into a file, and leaves them out of the working tree; with
 /// pathspecs also files of settings that hold a secret, as in [`super::super::secret_content`].
-const HIDE: &str = r#"
+pub(super) const HIDE: &str = r#"
 hide() {
     hidden=$1
     shift
@@ -43,37 +43,6 @@ hide() {
         ':(top,glob,icase)**/pip.conf' ':(top,glob,icase)**/pip.ini' ':(top,glob,icase)**/.condarc' >> "$hidden" || [ $? = 1 ]
     git update-index -z --skip-worktree --stdin < "$hidden"
 }
-"#;
-
-/// Creates the clone in the current directory.
-const CLONE: &str = r#"
-set -e
-S=$1 format=$3 head=$4 branch=$5 G=$6
-git init --quiet --template= --object-format="$format" --initial-branch="$branch" .
-mkdir -p .git/objects/info .git/info
-echo "$2" > .git/objects/info/alternates
-if [ -f "$S/shallow" ]; then cat "$S/shallow" > .git/shallow; fi
-if [ -f "$S/info/exclude" ]; then cat "$S/info/exclude" > .git/info/exclude; fi
-git config user.name agent
-git config user.email agent@marshal.invalid
-git config gc.auto 0
-of_source() { GIT_COMMON_DIR="$S" git --git-dir="$G" config --bool "$1" 2>/dev/null || echo false; }
-if [ "$(of_source core.sparseCheckout)" = true ] && [ -f "$G/info/sparse-checkout" ]; then
-    git config core.sparseCheckout true
-    git config core.sparseCheckoutCone "$(of_source core.sparseCheckoutCone)"
-    cat "$G/info/sparse-checkout" > .git/info/sparse-checkout
-fi
-if git --git-dir="$S" config --get-regexp '^remote\..*\.promisor$' true >/dev/null; then
-    git config core.repositoryFormatVersion 1
-    git config extensions.partialClone source
-    git config remote.source.promisor true
-fi
-git update-ref "refs/heads/$branch" "$head"
-git reset --quiet --hard
-shift 6
-hide .git/hidden "$@"
-xargs -0 -r rm -f -- < .git/hidden
-rm .git/hidden
 "#;
 
 /// Creates the bundle in the home; prints `none`, or the commit and whether work was uncommitted.
@@ -259,29 +228,6 @@ impl SourceHead {
         }
         Ok(Self { head, is_dirty })
     }
-}
-
-/// The command that creates a clone in the current directory, which is empty. Files that `hidden`
-/// matches ([`super::super::Masks::to_pathspecs`]) are not checked out.
-#[must_use]
-pub fn clone(
-    repository: &Repository,
-    head: &ObjectId,
-    branch: &str,
-    hidden: &[String],
-) -> GitCommand {
-    let git_dir = repository.git_dir_inside();
-    let words = [
-        SOURCE_INSIDE,
-        OBJECTS_INSIDE,
-        head.format(),
-        head.as_str(),
-        branch,
-        &git_dir,
-    ];
-    let hidden = hidden.iter().map(String::as_str);
-    let words: Vec<&str> = words.into_iter().chain(hidden).collect();
-    script(&format!("{HIDE}{CLONE}"), &words)
 }
 
 /// The command that creates the bundle of the clone in the current directory. Files that `hidden`

@@ -19,7 +19,7 @@ use marshal_model::limits::{BUNDLE_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::{ExitStatus, SessionId, SlotId, untrusted};
 use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMIT, SourceHead};
 use marshal_sandbox::workspace::branch::{
-    self, BranchError, CloneRecord, OBJECTS_INSIDE, Repository, SOURCE_INSIDE,
+    self, BranchError, CloneRecord, OBJECTS_INSIDE, Repository, SOURCE_INSIDE, clone,
 };
 use marshal_sandbox::workspace::file_list::{FileList, GitCommand};
 use marshal_sandbox::workspace::{CopyError, Masks, Owner, Root, copy};
@@ -82,7 +82,7 @@ pub(crate) async fn make_clone(
         .await?
         .map_err(|error| bad(error.into()))?
     };
-    let GitCommand { argv, env } = git::clone(
+    let GitCommand { argv, env } = clone::clone(
         &repository,
         &record.base,
         &branch::branch_name(&order.session),
@@ -95,8 +95,10 @@ pub(crate) async fn make_clone(
     };
     let cloned = step.run(&place, argv, git_sandbox, GIT_OUTPUT_BYTES).await;
     let (to, session) = (Arc::clone(shared), order.session.clone());
+    let of_pool = Arc::clone(pool);
     let done = blocking(&shared.ambient, move || {
-        let done = cloned.and_then(|_| {
+        let done = cloned.and_then(|output| {
+            warn_of_missing_files(&of_pool, &record.source, &output.stdout);
             add_included(&to, &part, &record.source, &included, owner)?;
             branch::publish_clone(&to.state, &session, &part, &record).map_err(|error| {
                 PrepareError::Branch {
@@ -113,6 +115,24 @@ pub(crate) async fn make_clone(
     .await?;
     drop(permit);
     done
+}
+
+/// Says once what the clones lack.
+fn warn_of_missing_files(pool: &PoolShared, source: &Path, output: &[u8]) {
+    let missing = clone::missing_files(output);
+    let mut warned = pool
+        .warned_missing
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    if *warned == missing {
+        return;
+    }
+    if let Some(missing) = &missing {
+        let workspace = source.display();
+        let missing = untrusted::escape_for_display(missing, 1000);
+        tracing::warn!(%workspace, missing, "the clones lack files");
+    }
+    *warned = missing;
 }
 
 /// Copies untracked files of the source into the clone, where nobody has worked yet.
