@@ -202,8 +202,11 @@ pub const EXEC_DRAIN_BYTES: usize = 1 << 20;
 /// How long its client may leave output unread before the command is ended.
 pub const EXEC_WRITE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How often its client is asked for a sign of life; without one until the next, it has gone.
-pub const EXEC_PING: Duration = Duration::from_secs(60);
+/// How often its client is asked for a sign of life.
+pub const EXEC_PING: Duration = Duration::from_secs(5);
+
+/// How many of these a client may leave without an answer before it has gone.
+pub const EXEC_MAX_MISSED_PONGS: u32 = 12;
 
 /// How long the end of what a terminal's command wrote is read after its end.
 pub const TERMINAL_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
