@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::approvals::ApprovalsCommand;
 use super::args::Command;
+use super::exec::ExecTarget;
 use super::events::{JournalError, open_journal};
 use marshal_journal::{IdKind, Reader};
 use marshal_model::untrusted::escape_for_display;
@@ -46,6 +47,10 @@ pub(super) fn complete(command: &mut Command, state: &Path) -> Result<PathBuf, A
         | Command::Command { session, .. }
         | Command::Show { session }
         | Command::Land { session, .. } => complete_session(session, state),
+        Command::Exec {
+            target: ExecTarget::Session(session),
+            ..
+        } => complete_session(session, state),
         Command::Diff(args) => complete_session(&mut args.session, state),
         Command::Apply(args) => complete_session(&mut args.session, state),
         Command::Discard(args) => complete_session(&mut args.session, state),
