@@ -89,7 +89,11 @@ pub(super) async fn run(
         Err(error) => {
             let exit = error.report(streams);
             let is_422 = matches!(error, ClientError::Refused { status, .. } if status == StatusCode::UNPROCESSABLE_ENTITY);
-            return if is_422 { Exit::Command(NOT_STARTED) } else { exit };
+            return if is_422 {
+                Exit::Command(NOT_STARTED)
+            } else {
+                exit
+            };
         }
     };
     let Ok(mut signals) = Signals::install() else {
@@ -122,7 +126,9 @@ pub(super) async fn run(
         Ok(Ending::NoReader) => Exit::Command(NO_READER),
         Ok(Ending::Lost(why)) => {
             let why = escape_for_display(&why, DETAIL);
-            streams.err.line(&format!("error: the command was ended: {why}"));
+            streams
+                .err
+                .line(&format!("error: the command was ended: {why}"));
             Exit::Command(LOST)
         }
         Err(exit) => exit,
@@ -142,7 +148,9 @@ async fn open(
         ExecTarget::Session(session) => {
             let path = format!("/api/v1/sessions/{}", encode(session.as_str()));
             let view = request_json(state, Method::GET, &path, None).await?;
-            let slot = view["slot"].as_str().and_then(|slot| SlotId::parse(slot).ok());
+            let slot = view["slot"]
+                .as_str()
+                .and_then(|slot| SlotId::parse(slot).ok());
             let slot = slot.ok_or_else(|| ClientError::Lost("it names no slot".to_owned()))?;
             (slot.to_string(), Some(session))
         }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use super::approvals::ApprovalsCommand;
 use super::args::Command;
-use super::exec::ExecTarget;
 use super::events::{JournalError, open_journal};
+use super::exec::ExecTarget;
 use marshal_journal::{IdKind, Reader};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PermissionRequestId, SessionId};

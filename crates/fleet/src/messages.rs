@@ -31,8 +31,8 @@ use marshal_dialect::{Command, SlashOutcome};
 use marshal_journal::{ApprovalAnswer, Write};
 use marshal_launch::{Child, ChildExit, SpawnError};
 use marshal_model::{
-    AgentInfo, ClientRequest, DelegateError, Event, ExitStatus, PermissionRequest, PermissionRequestId,
-    PermissionRequestKey, RunId, SessionId, Setting, SpentBudget,
+    AgentInfo, ClientRequest, DelegateError, Event, ExitStatus, PermissionRequest,
+    PermissionRequestId, PermissionRequestKey, RunId, SessionId, Setting, SpentBudget,
 };
 use marshal_policy::delegation::DelegateAnswer;
 use marshal_proxy::egress_proxy::EgressRecord;

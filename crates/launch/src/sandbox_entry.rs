@@ -218,11 +218,7 @@ impl SandboxEntry {
     }
 
     /// Sends the first bytes of a command's message, its pipes beside them; how many bytes went.
-    fn start_command(
-        &self,
-        message: &[u8],
-        stdio: [OwnedFd; 3],
-    ) -> io::Result<(Control, usize)> {
+    fn start_command(&self, message: &[u8], stdio: [OwnedFd; 3]) -> io::Result<(Control, usize)> {
         let (socket, reports) = self.request_helper(ENTRY_LEASH)?;
         socket.set_nonblocking(true)?;
         let sent = control::send_first(&socket, message, &stdio.each_ref().map(AsFd::as_fd))?;

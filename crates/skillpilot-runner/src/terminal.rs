@@ -277,5 +277,9 @@ pub(super) fn exec_tool(argv: &[String]) -> ExitCode {
     let error = Command::new(program).args(arguments).exec();
     super::report_error(&format!("the tool {program:?} cannot be started: {error}"));
     let is_missing = error.kind() == io::ErrorKind::NotFound;
-    ExitCode::from(if is_missing { NOT_FOUND } else { NOT_EXECUTABLE })
+    ExitCode::from(if is_missing {
+        NOT_FOUND
+    } else {
+        NOT_EXECUTABLE
+    })
 }

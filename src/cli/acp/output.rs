@@ -91,7 +91,9 @@ pub(super) async fn finish(written: oneshot::Receiver<()>) {
 }
 
 /// Reads an input in chunks, until its end.
-pub(in crate::cli) fn read_chunks(mut input: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
+pub(in crate::cli) fn read_chunks(
+    mut input: impl Read + Send + 'static,
+) -> mpsc::Receiver<Vec<u8>> {
     let (chunks, coming) = mpsc::channel(1);
     thread::spawn(move || {
         let mut chunk = vec![0; READ_CHUNK_BYTES];

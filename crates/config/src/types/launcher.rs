@@ -154,3 +154,16 @@ impl Launcher {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_of_clients_are_started_in_built_in_sandboxes_only() {
+        for launcher in Launcher::ALL {
+            let is_possible = launcher.exec_gap().is_none();
+            assert_eq!(is_possible, launcher.has_built_in_sandbox(), "{launcher}");
+        }
+    }
+}

@@ -76,9 +76,8 @@ impl ExecOrder {
             return Err("a word of the command has a NUL character".to_owned());
         }
         let is_part = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
-        let is_name = |term: &str| {
-            (1..=TERM_BYTES).contains(&term.len()) && term.chars().all(is_part)
-        };
+        let is_name =
+            |term: &str| (1..=TERM_BYTES).contains(&term.len()) && term.chars().all(is_part);
         match &self.terminal {
             Some(terminal) if !is_name(&terminal.term) => Err(format!(
                 "the type of the terminal is not a name: give 1 to {TERM_BYTES} letters, digits, '-', '_', '.' or '+'"
@@ -511,7 +510,11 @@ mod tests {
         check(&[""], "xterm", Some("is empty"));
         check(&["a\0b"], "xterm", Some("NUL"));
         check(&[&"x".repeat(EXEC_WORDS_BYTES)], "xterm", None);
-        check(&["x", &"x".repeat(EXEC_WORDS_BYTES)], "xterm", Some("too long"));
+        check(
+            &["x", &"x".repeat(EXEC_WORDS_BYTES)],
+            "xterm",
+            Some("too long"),
+        );
         check(&vec!["x"; EXEC_WORDS + 1], "xterm", Some("too long"));
         for term in ["", "a b", "../x", &"x".repeat(TERM_BYTES + 1), "\u{e4}"] {
             check(&["x"], term, Some("type of the terminal"));

@@ -184,7 +184,12 @@ impl PoolState {
         let Some((actor, session)) = slot.and_then(Slot::occupant) else {
             return pending.refuse(ExecError::NoAgent);
         };
-        if pending.order.session.as_ref().is_some_and(|of| of != session) {
+        if pending
+            .order
+            .session
+            .as_ref()
+            .is_some_and(|of| of != session)
+        {
             return pending.refuse(ExecError::OtherSession);
         }
         let _ = actor.send_message(SessionMsg::Exec(pending));

@@ -23,7 +23,9 @@ impl SessionState {
         let words = pending.order.argv.iter();
         self.outbox.push_event(Event::TerminalStarted {
             terminal: terminal.clone(),
-            argv: words.map(|word| UntrustedText::from(word.as_str())).collect(),
+            argv: words
+                .map(|word| UntrustedText::from(word.as_str()))
+                .collect(),
             cwd: request.cwd.as_str().into(),
             by: Some(pending.order.by),
         });

@@ -134,7 +134,10 @@ impl ServedCommand {
             kill(exec).await;
             let detail = detail.to_owned();
             let message = ExecServerMessage::Ended { detail };
-            if timeout(CLOSE_TIMEOUT, self.send_json(&message)).await.is_err() {
+            if timeout(CLOSE_TIMEOUT, self.send_json(&message))
+                .await
+                .is_err()
+            {
                 return;
             }
         }

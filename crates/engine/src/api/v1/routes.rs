@@ -26,8 +26,8 @@ use super::supervisor::{AgentView, Stopping};
 use super::tasks::SubmittedTask;
 use super::views::{List, Session, Task};
 use super::{
-    Handler, approvals, conversations, events, exec, files as pages, fleet, openapi, overlays, reload,
-    runs, sessions, supervisor, tasks,
+    Handler, approvals, conversations, events, exec, files as pages, fleet, openapi, overlays,
+    reload, runs, sessions, supervisor, tasks,
 };
 use crate::api::approvals::{AnswerLine, AnswerReceiptView, ApprovalView};
 use crate::api::listing::{Pool, Slot};
