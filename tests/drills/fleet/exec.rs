@@ -344,13 +344,17 @@ fn a_shell_at_a_terminal_has_its_keys_and_its_size_and_leaves_the_clients_as_it_
         std::thread::sleep(Duration::from_millis(100));
         shell.seen().contains("31 102")
     });
-    shell.write("sleep 7004; echo interrupted=$?\r");
+    shell.write("sleep 7004\r");
     eventually(LONG, "the sleep", || {
         process_of(&["sleep", "7004"]).is_some()
     });
     let raw = rustix::termios::tcgetattr(shell.slave.as_fd()).expect("modes");
     assert_ne!(raw.local_modes, before.local_modes);
     shell.write("\x03");
+    eventually(LONG, "no sleep", || {
+        process_of(&["sleep", "7004"]).is_none()
+    });
+    shell.write("echo interrupted=$?\r");
     shell.wait_for("interrupted=130");
     shell.write("cat > typed.txt\rsome text\r\x04cat typed.txt; exit 7\r");
     let status = shell.child.wait().expect("ended");
@@ -479,7 +483,7 @@ fn who_ran_what_and_how_it_ended_is_on_record() {
     );
     assert_eq!(
         live.bodies("terminal_ended"),
-        [r#"{"terminal":"exec-1","status":{"code":3},"written_bytes":6,"omitted_bytes":6}"#]
+        [r#"{"terminal":"exec-1","status":{"code":3},"bytes":6,"omitted_bytes":6}"#]
     );
     assert_eq!(live.count("kind = 'terminal_output'"), 0);
     let shown = live.drill.run(&["events", "--session", &live.session()]);
@@ -528,7 +532,7 @@ fn a_slot_has_so_many_and_a_reader_that_waits_holds_its_command_back() {
         live.count("kind = 'terminal_ended'") == IN_A_SLOT as i64
     });
     // What was on the way: pipes, sockets and messages.
-    let query = "kind = 'terminal_ended' AND body ->> '$.written_bytes' > 4000000";
+    let query = "kind = 'terminal_ended' AND body ->> '$.bytes' > 4000000";
     assert_eq!(live.count(query), 0, "{:?}", live.bodies("terminal_ended"));
     live.output(&["true"]);
 }
