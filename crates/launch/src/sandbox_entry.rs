@@ -193,7 +193,9 @@ impl SandboxEntry {
             engine: None,
             program_beside: false,
         })?;
-        let began = self.start_command(&message, stdio);
+        let began = self.start_command(&message, &stdio);
+        // Ours are the last copies but the command's: its end must end the pipes.
+        drop(stdio);
         let (mut control, rest) = began.map_err(SpawnError::Fork)?;
         let started = async {
             control.send(&message[rest..]).await?;
@@ -218,7 +220,7 @@ impl SandboxEntry {
     }
 
     /// Sends the first bytes of a command's message, its pipes beside them; how many bytes went.
-    fn start_command(&self, message: &[u8], stdio: [OwnedFd; 3]) -> io::Result<(Control, usize)> {
+    fn start_command(&self, message: &[u8], stdio: &[OwnedFd; 3]) -> io::Result<(Control, usize)> {
         let (socket, reports) = self.request_helper(ENTRY_LEASH)?;
         socket.set_nonblocking(true)?;
         let sent = control::send_first(&socket, message, &stdio.each_ref().map(AsFd::as_fd))?;

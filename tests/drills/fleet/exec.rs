@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::fd::AsFd as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use tungstenite::client::IntoClientRequest as _;
@@ -161,6 +161,17 @@ impl Drop for LiveAgent {
     }
 }
 
+/// How a client ended, in time.
+#[track_caller]
+fn wait_for_end(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    eventually(LONG, "the client's end", || {
+        status = child.try_wait().expect("a child");
+        status.is_some()
+    });
+    status.expect("ended")
+}
+
 /// What confines a process: ids, capabilities, filters, groups and namespaces.
 fn confinement(pid: u32) -> Vec<String> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).expect(name);
@@ -268,7 +279,7 @@ fn neither_the_supervisors_secrets_nor_the_agents_are_in_its_environment() {
     let agent = fs::read(format!("/proc/{}/environ", live.agent)).expect("its environment");
     assert!(String::from_utf8_lossy(&agent).contains(AGENTS));
     let mut shell = live.shell(&["sh", "-c", "env; cat /proc/self/environ; sleep 0.2"]);
-    shell.child.wait().expect("ended");
+    wait_for_end(&mut shell.child);
     shell.wait_for("TERM=vt220");
     for text in [live.output(&["env"]), shell.seen()] {
         assert!(text.contains("PLAIN=seen"), "{text}");
@@ -356,8 +367,13 @@ fn a_shell_at_a_terminal_has_its_keys_and_its_size_and_leaves_the_clients_as_it_
     });
     shell.write("echo interrupted=$?\r");
     shell.wait_for("interrupted=130");
-    shell.write("cat > typed.txt\rsome text\r\x04cat typed.txt; exit 7\r");
-    let status = shell.child.wait().expect("ended");
+    // What is typed ahead would be read in the shell's own mode of the terminal.
+    shell.write("cat > typed.txt\r");
+    eventually(LONG, "cat", || process_of(&["cat"]).is_some());
+    shell.write("some text\r\x04");
+    eventually(LONG, "the end of cat", || process_of(&["cat"]).is_none());
+    shell.write("cat typed.txt; exit 7\r");
+    let status = wait_for_end(&mut shell.child);
     assert_eq!(status.code(), Some(7), "{}", shell.seen());
     let after = rustix::termios::tcgetattr(shell.slave.as_fd()).expect("modes");
     assert_eq!(after.local_modes, before.local_modes);
@@ -372,12 +388,12 @@ fn a_shell_at_a_terminal_has_its_keys_and_its_size_and_leaves_the_clients_as_it_
     let pid = shell.child.id().to_string();
     let sent = Command::new("kill").args(["-s", "TERM", &pid]).status();
     assert!(sent.expect("kill").success());
-    assert_eq!(shell.child.wait().expect("ended").code(), Some(143));
+    assert_eq!(wait_for_end(&mut shell.child).code(), Some(143));
     let after = rustix::termios::tcgetattr(shell.slave.as_fd()).expect("modes");
     assert_eq!(after.local_modes, before.local_modes);
     live.expect_nothing_left();
-    let missing = live.shell(&["no-such-program"]).child.wait();
-    assert_eq!(missing.expect("ended").code(), Some(127));
+    let mut missing = live.shell(&["no-such-program"]);
+    assert_eq!(wait_for_end(&mut missing.child).code(), Some(127));
 }
 
 #[test]
@@ -435,7 +451,7 @@ fn the_end_of_the_session_ends_it_and_the_client_says_so() {
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(ended.status.code(), Some(125), "{said}");
     assert!(said.contains("its sandbox has ended"), "{said}");
-    assert_eq!(shell.child.wait().expect("ended").code(), Some(125));
+    assert_eq!(wait_for_end(&mut shell.child).code(), Some(125));
     shell.wait_for("its sandbox has ended");
     eventually(LONG, "no process", || live.drill.agents().is_empty());
     eventually(LONG, "both ends on record", || {
