@@ -155,21 +155,21 @@ async fn open(
             (slot.to_string(), Some(session))
         }
     };
-    let mut path = format!(
-        "/api/v1/slots/{slot}/exec?command={}",
-        encode(&json!(command).to_string())
-    );
-    if let Some(session) = session {
-        path.push_str(&format!("&session={}", encode(session.as_str())));
-    }
+    let mut query = vec![("command", json!(command).to_string())];
+    query.extend(session.map(|session| ("session", session.to_string())));
     if has_terminal {
         let term = std::env::var("TERM").ok().filter(|term| !term.is_empty());
-        let term = term.unwrap_or_else(|| "dumb".to_owned());
-        path.push_str(&format!("&term={}", encode(&term)));
+        query.push(("term", term.unwrap_or_else(|| "dumb".to_owned())));
         if let Some((rows, columns)) = terminal_size() {
-            path.push_str(&format!("&rows={rows}&columns={columns}"));
+            query.push(("rows", rows.to_string()));
+            query.push(("columns", columns.to_string()));
         }
     }
+    let query = query
+        .iter()
+        .map(|(key, value)| format!("{key}={}", encode(value)));
+    let query = query.collect::<Vec<_>>().join("&");
+    let path = format!("/api/v1/slots/{slot}/exec?{query}");
     web_socket(state, &path).await
 }
 
@@ -187,9 +187,10 @@ async fn send_input(mut writer: SplitSink<Socket, Message>, has_terminal: bool) 
     let mut input = Some(read_chunks(io::stdin()));
     loop {
         let sent = tokio::select! {
-            chunk = next_chunk(&mut input), if input.is_some() => match chunk {
-                Some(bytes) => send_bytes(&mut writer, &bytes).await,
-                None => {
+            chunk = next_chunk(&mut input), if input.is_some() => {
+                if let Some(bytes) = chunk {
+                    send_bytes(&mut writer, &bytes).await
+                } else {
                     input = None;
                     send_message(&mut writer, &ExecClientMessage::Eof {}).await
                 }

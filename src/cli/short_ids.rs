@@ -45,12 +45,12 @@ pub(super) fn complete(command: &mut Command, state: &Path) -> Result<PathBuf, A
             ..
         }
         | Command::Command { session, .. }
-        | Command::Show { session }
-        | Command::Land { session, .. } => complete_session(session, state),
-        Command::Exec {
+        | Command::Exec {
             target: ExecTarget::Session(session),
             ..
-        } => complete_session(session, state),
+        }
+        | Command::Show { session }
+        | Command::Land { session, .. } => complete_session(session, state),
         Command::Diff(args) => complete_session(&mut args.session, state),
         Command::Apply(args) => complete_session(&mut args.session, state),
         Command::Discard(args) => complete_session(&mut args.session, state),

@@ -2,6 +2,7 @@
 //! real terminal and with pipes.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -20,7 +21,7 @@ use crate::screen::TypedProgram;
 const LONG: Duration = Duration::from_secs(60);
 
 /// Commands of clients in one slot at the same time: docs/exec.md.
-const IN_A_SLOT: usize = 4;
+const IN_A_SLOT: i64 = 4;
 
 /// The secrets of the supervisor, and of the pool's agents.
 const SUPERVISORS: &str = "supervisors-own-secret";
@@ -43,7 +44,7 @@ env       = {{ set = {{ DRILL = "MARK", MODEL_KEY = "env:MODEL_KEY", PLAIN = "se
 /// A daemon whose agent is in the middle of a turn.
 struct LiveAgent {
     drill: Drill,
-    _daemon: Running,
+    daemon: Running,
     run: Child,
     /// The agent's process on the host.
     agent: u32,
@@ -70,7 +71,7 @@ impl LiveAgent {
         let run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut live = Self {
             drill,
-            _daemon: daemon,
+            daemon,
             run: run.expect("a client"),
             agent: 0,
         };
@@ -409,7 +410,7 @@ fn a_client_that_vanishes_leaves_no_process() {
     let mut command = live.command(&words);
     let mut child = command.stdin(Stdio::piped()).spawn().expect("a client");
     let mut input = child.stdin.take().expect("its input");
-    let writer = std::thread::spawn(move || input.write_all(&[b'x'; 4 << 20]));
+    let writer = std::thread::spawn(move || input.write_all(&vec![b'x'; 4 << 20]));
     eventually(LONG, "both commands", || {
         let sleeps = |pid: &&u32| {
             let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
@@ -475,8 +476,8 @@ fn the_end_of_the_supervisor_ends_it() {
     eventually(LONG, "the command", || {
         process_of(&["sleep", "7011"]).is_some()
     });
-    live._daemon.signal("KILL");
-    live._daemon.wait(LONG);
+    live.daemon.signal("KILL");
+    live.daemon.wait(LONG);
     let ended = child.wait_with_output().expect("ended");
     assert_eq!(ended.status.code(), Some(125));
     eventually(LONG, "no process", || live.drill.agents().is_empty());
@@ -534,7 +535,7 @@ fn a_slot_has_so_many_and_a_reader_that_waits_holds_its_command_back() {
         })
         .collect();
     eventually(LONG, "as many as there may be", || {
-        live.count("kind = 'terminal_started'") == IN_A_SLOT as i64
+        live.count("kind = 'terminal_started'") == IN_A_SLOT
     });
     let ran = live.exec(&["true"]);
     assert_eq!(ran.code, Some(1), "{}", ran.all());
@@ -545,7 +546,7 @@ fn a_slot_has_so_many_and_a_reader_that_waits_holds_its_command_back() {
         client.wait().expect("ended");
     }
     eventually(LONG, "their ends", || {
-        live.count("kind = 'terminal_ended'") == IN_A_SLOT as i64
+        live.count("kind = 'terminal_ended'") == IN_A_SLOT
     });
     // What was on the way: pipes, sockets and messages.
     let query = "kind = 'terminal_ended' AND body ->> '$.bytes' > 4000000";
@@ -597,10 +598,8 @@ fn only_an_admin_may_and_over_tcp_it_is_a_web_socket() {
     for role in roles {
         let path = drill.path(&format!("{role}.token"));
         put(&path, &token(role), 0o600);
-        text += &format!(
-            "[token.{role}]\nfile = {:?}\nrole = \"{role}\"\n",
-            path.display().to_string()
-        );
+        let path = path.display().to_string();
+        let _ = writeln!(text, "[token.{role}]\nfile = {path:?}\nrole = \"{role}\"");
     }
     fs::write(drill.config(), text).expect("supervisor.toml");
     let live = LiveAgent::of(drill);
