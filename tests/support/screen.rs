@@ -90,7 +90,7 @@ impl TypedProgram {
         }
     }
 
-    pub(crate) fn seen(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         self.seen.lock().expect("the text").clone()
     }
 
@@ -98,8 +98,8 @@ impl TypedProgram {
     #[track_caller]
     pub(crate) fn wait_for(&self, text: &str) {
         let end = Instant::now() + Duration::from_secs(60);
-        while !self.seen().contains(text) {
-            assert!(Instant::now() < end, "no {text:?} in {:?}", self.seen());
+        while !self.output().contains(text) {
+            assert!(Instant::now() < end, "no {text:?} in {:?}", self.output());
             std::thread::sleep(Duration::from_millis(10));
         }
     }

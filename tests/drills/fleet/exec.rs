@@ -282,7 +282,7 @@ fn neither_the_supervisors_secrets_nor_the_agents_are_in_its_environment() {
     let mut shell = live.shell(&["sh", "-c", "env; cat /proc/self/environ; sleep 0.2"]);
     wait_for_end(&mut shell.child);
     shell.wait_for("TERM=vt220");
-    for text in [live.output(&["env"]), shell.seen()] {
+    for text in [live.output(&["env"]), shell.output()] {
         assert!(text.contains("PLAIN=seen"), "{text}");
         for hidden in [SUPERVISORS, AGENTS, "OWN_SECRET", "MODEL_KEY"] {
             assert!(!text.contains(hidden), "{hidden}: {text}");
@@ -354,7 +354,7 @@ fn a_shell_at_a_terminal_has_its_keys_and_its_size_and_leaves_the_clients_as_it_
     eventually(LONG, "the new size", || {
         shell.write("stty size\r");
         std::thread::sleep(Duration::from_millis(100));
-        shell.seen().contains("31 102")
+        shell.output().contains("31 102")
     });
     shell.write("sleep 7004\r");
     eventually(LONG, "the sleep", || {
@@ -375,7 +375,7 @@ fn a_shell_at_a_terminal_has_its_keys_and_its_size_and_leaves_the_clients_as_it_
     eventually(LONG, "the end of cat", || process_of(&["cat"]).is_none());
     shell.write("cat typed.txt; exit 7\r");
     let status = wait_for_end(&mut shell.child);
-    assert_eq!(status.code(), Some(7), "{}", shell.seen());
+    assert_eq!(status.code(), Some(7), "{}", shell.output());
     let after = rustix::termios::tcgetattr(shell.slave.as_fd()).expect("modes");
     assert_eq!(after.local_modes, before.local_modes);
     assert_eq!(after.input_modes, before.input_modes);

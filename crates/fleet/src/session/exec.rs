@@ -10,6 +10,7 @@ use crate::session::state::{Phase, SessionState};
 use marshal_launch::ExecRequest;
 use marshal_model::{Event, UntrustedText};
 use marshal_sandbox as sandbox;
+use ractor::MessagingErr;
 
 impl SessionState {
     /// Records a command of a client; it is started when the record is durable.
@@ -80,12 +81,16 @@ impl SessionState {
 
     /// The record is durable: starts the command, unless the child has gone in the meantime.
     pub(super) fn start_durable_exec(&mut self, start: Box<ExecStart>) {
-        let Some(channel) = &self.agent.channel else {
+        let refused = match &self.agent.channel {
+            None => Some(start),
+            Some(channel) => match channel.send_message(ChannelMsg::StartExec(start)) {
+                Err(MessagingErr::SendErr(ChannelMsg::StartExec(start))) => Some(start),
+                _ => None,
+            },
+        };
+        if let Some(start) = refused {
             let end = start.refuse(ExecError::NoAgent);
             self.outbox.push_event(end);
-            return;
-        };
-        // A channel that has ended drops it, and the caller gets an error.
-        let _ = channel.send_message(ChannelMsg::StartExec(start));
+        }
     }
 }
