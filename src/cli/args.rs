@@ -15,6 +15,7 @@ use super::audit::AuditCommand;
 use super::board::Verbosity;
 use super::chat::ChatArgs;
 use super::events::EventsArgs;
+use super::exec::ExecTarget;
 use super::exit::Exit;
 use super::init::InitArgs;
 use super::policy::PolicyCommand;
@@ -149,6 +150,19 @@ pub enum Command {
         /// Arguments of the command
         #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
         args: Vec<String>,
+    },
+    /// Run a command in the sandbox of a running agent, at this terminal or with pipes
+    ///
+    /// Works with launcher = "unshare". The command gets the agent's user, limits, working directory
+    /// and environment, without its secrets. If input and output are a terminal, it gets a terminal of
+    /// the sandbox, which the agent can read and write. The exit code is the command's.
+    Exec {
+        /// The slot, for example demo/0, or the id of a session
+        #[arg(value_name = "SLOT", value_parser = ExecTarget::parse)]
+        target: ExecTarget,
+        /// The command and its arguments
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<String>,
     },
     /// Make the daemon reload its configuration and policies, and show what needs a restart
     Reload,
@@ -409,6 +423,7 @@ impl Command {
             | Self::Resize { .. }
             | Self::Stop { .. }
             | Self::Command { .. }
+            | Self::Exec { .. }
             | Self::Reload
             | Self::Prompt(_)
             | Self::Chat(_)

@@ -18,6 +18,7 @@ use super::daemon_commands::Flow;
 use super::diagnostic::{self, RenderStyle};
 use super::doctor;
 use super::events;
+use super::exec;
 use super::exit::Exit;
 use super::land;
 use super::land_onto;
@@ -319,6 +320,7 @@ async fn run_client_command(cli: &Cli, client: &ClientContext, streams: &mut Str
             name,
             args,
         } => daemon_commands::command(state, session, name, args, cli.json, streams).await,
+        Command::Exec { target, command } => exec::run(state, target, command, streams).await,
         Command::Reload => daemon_commands::reload(state, cli.json, streams).await,
         Command::Prompt(args) => prompt::run(state, args, cli.json, cli.quiet, streams).await,
         Command::Chat(args) => {

@@ -319,9 +319,12 @@ fn of_terminal(event: &Event) -> String {
             terminal,
             argv,
             cwd,
+            by,
         } => {
             let words: Vec<_> = argv.iter().map(UntrustedText::raw).collect();
-            format!("{terminal} in {}: {}", cwd.raw(), words.join(" "))
+            let by = by.as_ref().map(|by| format!(" (by {by})"));
+            let by = by.unwrap_or_default();
+            format!("{terminal} in {}: {}{by}", cwd.raw(), words.join(" "))
         }
         Event::TerminalOutput { terminal, delta } => format!("{terminal}: {}", delta.raw()),
         Event::TerminalEnded {

@@ -21,10 +21,12 @@ pub enum Exit {
     Interrupted,
     /// A second SIGTERM.
     Terminated,
+    /// The exit code of a command in a sandbox.
+    Command(u8),
 }
 
 impl Exit {
-    /// All exit codes.
+    /// All exit codes of marshal itself.
     pub const ALL: &'static [Self] = &[
         Self::Done,
         Self::Failures,
@@ -57,6 +59,7 @@ impl Exit {
             Self::NotPermitted => 5,
             Self::Interrupted => 130,
             Self::Terminated => 143,
+            Self::Command(code) => code,
         }
     }
 }

@@ -23,7 +23,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     (
         "Control a daemon",
         &[
-            "drain", "pause", "resume", "resize", "restart", "stop", "command", "reload",
+            "drain", "pause", "resume", "resize", "restart", "stop", "command", "exec", "reload",
         ],
     ),
     (

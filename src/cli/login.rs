@@ -11,7 +11,6 @@ use std::os::unix::fs::{DirBuilderExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::termios::{OptionalActions, Termios};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
@@ -19,6 +18,7 @@ use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
 use super::config_file::Loaded;
+use super::exec::RawTerminal;
 use super::exit::Exit;
 use super::sandbox_command;
 use super::signals::Signals;
@@ -459,25 +459,6 @@ impl Talk {
         drop(self.input);
         self.keeper.kill();
         let _ = self.ended.await;
-    }
-}
-
-/// The terminal passes every key to the sandbox until this is dropped.
-struct RawTerminal(Termios);
-
-impl RawTerminal {
-    fn set() -> io::Result<Self> {
-        let before = rustix::termios::tcgetattr(io::stdin())?;
-        let mut raw = before.clone();
-        raw.make_raw();
-        rustix::termios::tcsetattr(io::stdin(), OptionalActions::Drain, &raw)?;
-        Ok(Self(before))
-    }
-}
-
-impl Drop for RawTerminal {
-    fn drop(&mut self) {
-        let _ = rustix::termios::tcsetattr(io::stdin(), OptionalActions::Drain, &self.0);
     }
 }
 

@@ -21,6 +21,7 @@ mod editor;
 pub mod engines;
 pub mod event_text;
 pub mod events;
+pub mod exec;
 pub mod exit;
 mod file_store;
 mod help;

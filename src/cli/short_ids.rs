@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::approvals::ApprovalsCommand;
 use super::args::Command;
 use super::events::{JournalError, open_journal};
+use super::exec::ExecTarget;
 use marshal_journal::{IdKind, Reader};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PermissionRequestId, SessionId};
@@ -44,6 +45,10 @@ pub(super) fn complete(command: &mut Command, state: &Path) -> Result<PathBuf, A
             ..
         }
         | Command::Command { session, .. }
+        | Command::Exec {
+            target: ExecTarget::Session(session),
+            ..
+        }
         | Command::Show { session } => complete_session(session, state),
         Command::Diff(args) => complete_session(&mut args.session, state),
         Command::Apply(args) => complete_session(&mut args.session, state),

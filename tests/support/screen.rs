@@ -1,9 +1,12 @@
 //! What a person sees: a program at a terminal of some width, and the screen that it leaves.
 
-use std::io::Read as _;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::OpenptFlags;
@@ -52,6 +55,75 @@ pub(crate) fn screen_typed(
     });
     let status = child.wait().expect("it ends");
     (reader.join().expect("its screen"), status)
+}
+
+/// A program at a terminal, while a person types.
+pub(crate) struct TypedProgram {
+    pub(crate) child: Child,
+    /// The program's end of the terminal.
+    pub(crate) slave: OwnedFd,
+    master: File,
+    /// What it wrote so far.
+    seen: Arc<Mutex<String>>,
+}
+
+impl TypedProgram {
+    pub(crate) fn start(command: &mut Command, columns: u16) -> Self {
+        let (master, slave) = terminal(columns);
+        let end = || slave.try_clone().expect("the terminal");
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn();
+        let (master, seen) = (File::from(master), Arc::<Mutex<String>>::default());
+        let mut screen = master.try_clone().expect("the terminal");
+        let kept = Arc::clone(&seen);
+        std::thread::spawn(move || {
+            let mut piece = [0; 4096];
+            while let Ok(count @ 1..) = screen.read(&mut piece) {
+                let text = String::from_utf8_lossy(&piece[..count]).into_owned();
+                kept.lock().expect("the text").push_str(&text);
+            }
+        });
+        Self {
+            child: child.expect("it starts"),
+            slave,
+            master,
+            seen,
+        }
+    }
+
+    pub(crate) fn output(&self) -> String {
+        self.seen.lock().expect("the text").clone()
+    }
+
+    /// Waits until the program has written this.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, text: &str) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !self.output().contains(text) {
+            assert!(Instant::now() < end, "no {text:?} in {:?}", self.output());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub(crate) fn write(&mut self, text: &str) {
+        self.master.write_all(text.as_bytes()).expect("typed");
+    }
+
+    pub(crate) fn resize(&self, rows: u16, columns: u16) {
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        rustix::termios::tcsetwinsize(&self.master, size).expect("its size");
+    }
+}
+
+impl Drop for TypedProgram {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 /// Both ends of a new terminal.

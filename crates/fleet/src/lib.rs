@@ -71,6 +71,9 @@ pub use handle::conversation::{
     Conversation, ConversationRequest, ConversationUpdate, OpenError, PromptError,
 };
 pub use handle::conversation_list::ConversationView;
+pub use handle::exec::{
+    ExecError, ExecInput, ExecOrder, ExecOutput, ExecTerminal, ExecUpdate, SlotExec,
+};
 pub use handle::keys::ChangedKey;
 pub use handle::operator::OperatorError;
 pub use handle::outage::Outages;

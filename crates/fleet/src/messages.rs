@@ -12,11 +12,12 @@ use tokio::sync::oneshot;
 use super::Stop;
 use super::approver::ApproverReply;
 use super::channel::stdout::StreamEnd;
-use super::channel::{ChannelEnd, ClientUpdate};
+use super::channel::{ChannelEnd, ClientUpdate, ExecStart};
 use super::credit::CreditPermit;
 use super::files::{ObservedFile, ObservedTree};
 use super::handle::approvals::AnswerReply;
 use super::handle::commands::{CommandReply, CommandRequest};
+use super::handle::exec::PendingExec;
 use super::handle::operator::OperatorResult;
 use super::pool::{ActiveTask, ConversationMsg, OperatorRequest};
 use super::session::{
@@ -30,8 +31,8 @@ use marshal_dialect::{Command, SlashOutcome};
 use marshal_journal::{ApprovalAnswer, Write};
 use marshal_launch::{Child, ChildExit, SpawnError};
 use marshal_model::{
-    AgentInfo, ClientRequest, DelegateError, Event, PermissionRequest, PermissionRequestId,
-    PermissionRequestKey, RunId, SessionId, Setting, SpentBudget,
+    AgentInfo, ClientRequest, DelegateError, Event, ExitStatus, PermissionRequest,
+    PermissionRequestId, PermissionRequestKey, RunId, SessionId, Setting, SpentBudget,
 };
 use marshal_policy::delegation::DelegateAnswer;
 use marshal_proxy::egress_proxy::EgressRecord;
@@ -254,6 +255,8 @@ pub(crate) enum SessionMsg {
         /// Where the result is sent.
         reply: CommandReply,
     },
+    /// A client runs a command in the agent's sandbox.
+    Exec(Box<PendingExec>),
     /// A budget is spent, and that ends the turn.
     BudgetSpent {
         /// The budget.
@@ -374,6 +377,15 @@ pub(crate) enum ChannelMsg {
     Kill,
     /// An update on a client request of the agent.
     ClientUpdate(Box<ClientUpdate>),
+    /// Start a command of a client in the sandbox.
+    StartExec(Box<ExecStart>),
+    /// Such a command has ended, or its client has gone and it is being killed.
+    ExecEnded {
+        /// Its id.
+        terminal: String,
+        /// How it ended, if that is known.
+        status: Option<ExitStatus>,
+    },
     /// The socket of the engine tools is bound.
     ToolSocket(Socket),
     /// Programs of the agent are new on record.

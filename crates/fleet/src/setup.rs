@@ -32,6 +32,7 @@ use super::resource_usage::ResourceUsage;
 use super::session::{DiskUsageMonitor, Landings, ProtectedRecords};
 use super::slot_demand::SlotDemand;
 use super::{SubmitError, clock};
+use crate::handle::exec::ExecPlaces;
 use crate::handle::reload::{PolicyReader, PolicyReloads};
 use crate::handle::session_subscriptions::SessionSubscriptions;
 use crate::handle::task_dependencies::TaskDependencies;
@@ -164,6 +165,8 @@ pub(crate) struct Shared {
     is_draining: AtomicBool,
     /// The conversations that a client is deleting; none of them is opened meanwhile.
     pub(crate) deleting: Mutex<BTreeSet<SessionId>>,
+    /// Commands of clients in sandboxes.
+    pub(crate) exec_places: ExecPlaces,
     /// The tasks that other tasks depend on.
     pub(crate) dependencies: Arc<TaskDependencies>,
     /// Notifies people.
@@ -236,6 +239,7 @@ impl Shared {
             paused_runs: PausedRuns::default(),
             is_draining: AtomicBool::new(false),
             deleting: Mutex::default(),
+            exec_places: ExecPlaces::default(),
             dependencies: Arc::default(),
             hooks,
         }

@@ -35,7 +35,7 @@ pub use marshal_wire::shim::{
     Stage,
 };
 pub use oneshot_program::{ProgramOutput, RunError, probe_sandbox, probe_shim_plan, run_to_end};
-pub use sandbox_entry::{ExecRequest, FileError, RunningCommand, SandboxEntry};
+pub use sandbox_entry::{CommandPipes, ExecRequest, FileError, RunningCommand, SandboxEntry};
 pub use spawner::{LaunchedChild, Process, Spawner};
 
 /// What to start.

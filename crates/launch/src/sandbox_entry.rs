@@ -59,6 +59,17 @@ pub struct RunningCommand {
     control: Control,
 }
 
+/// The supervisor's ends of a command's pipes.
+#[derive(Debug)]
+pub struct CommandPipes {
+    /// Its stdin.
+    pub stdin: pipe::Sender,
+    /// Its stdout.
+    pub stdout: pipe::Receiver,
+    /// Its stderr.
+    pub stderr: pipe::Receiver,
+}
+
 /// Why a file was neither read nor written, as far as that is known.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -127,6 +138,44 @@ impl SandboxEntry {
         &self,
         exec_request: ExecRequest,
     ) -> Result<(RunningCommand, pipe::Receiver), SpawnError> {
+        let own_end = |end| pipe::Receiver::from_owned_fd(end).map_err(SpawnError::Fork);
+        // Nobody holds the writing end: there is nothing to read.
+        let (stdin, _) = new_pipe()?;
+        let (output, write) = new_pipe()?;
+        let errors = write.try_clone().map_err(SpawnError::Fork)?;
+        let output = own_end(output)?;
+        let running = self.start(exec_request, [stdin, write, errors]).await?;
+        Ok((running, output))
+    }
+
+    /// Starts a command; returns it and its pipes. Dropping the future ends what was started.
+    ///
+    /// # Errors
+    /// Every error means that nothing runs.
+    pub async fn run_attached(
+        &self,
+        exec_request: ExecRequest,
+    ) -> Result<(RunningCommand, CommandPipes), SpawnError> {
+        let own_end = |end| pipe::Receiver::from_owned_fd(end).map_err(SpawnError::Fork);
+        let (read, stdin) = new_pipe()?;
+        let (stdout, write) = new_pipe()?;
+        let (stderr, write_errors) = new_pipe()?;
+        let pipes = CommandPipes {
+            stdin: pipe::Sender::from_owned_fd(stdin).map_err(SpawnError::Fork)?,
+            stdout: own_end(stdout)?,
+            stderr: own_end(stderr)?,
+        };
+        let stdio = [read, write, write_errors];
+        let running = self.start(exec_request, stdio).await?;
+        Ok((running, pipes))
+    }
+
+    /// Starts a command with these descriptors as stdin, stdout and stderr.
+    async fn start(
+        &self,
+        exec_request: ExecRequest,
+        stdio: [OwnedFd; 3],
+    ) -> Result<RunningCommand, SpawnError> {
         let mut env = exec_request.env;
         env.retain(|(name, _)| name != MARKER);
         env.push((MARKER.to_owned(), self.marker.clone()));
@@ -144,8 +193,10 @@ impl SandboxEntry {
             engine: None,
             program_beside: false,
         })?;
-        let began = self.start_command(&message).map_err(SpawnError::Fork)?;
-        let (mut control, rest, output) = began;
+        let began = self.start_command(&message, &stdio);
+        // Ours are the last copies but the command's: its end must end the pipes.
+        drop(stdio);
+        let (mut control, rest) = began.map_err(SpawnError::Fork)?;
         let started = async {
             control.send(&message[rest..]).await?;
             control.next().await
@@ -156,7 +207,7 @@ impl SandboxEntry {
         match report {
             Ok(Some(HelperReport::Started {
                 version: VERSION, ..
-            })) => Ok((RunningCommand { control }, output)),
+            })) => Ok(RunningCommand { control }),
             Ok(Some(HelperReport::Failed(failure))) => Err(failure.into()),
             Ok(Some(other)) => Err(SpawnError::HelperLost(format!(
                 "unexpected report {other:?}"
@@ -169,16 +220,11 @@ impl SandboxEntry {
     }
 
     /// Sends the first bytes of a command's message, its pipes beside them; how many bytes went.
-    fn start_command(&self, message: &[u8]) -> io::Result<(Control, usize, pipe::Receiver)> {
+    fn start_command(&self, message: &[u8], stdio: &[OwnedFd; 3]) -> io::Result<(Control, usize)> {
         let (socket, reports) = self.request_helper(ENTRY_LEASH)?;
-        // Nobody holds the writing end: there is nothing to read.
-        let (stdin, _) = pipe_with(PipeFlags::CLOEXEC)?;
-        let (output, write) = pipe_with(PipeFlags::CLOEXEC)?;
-        let pipes = [stdin.as_fd(), write.as_fd(), write.as_fd()];
         socket.set_nonblocking(true)?;
-        let sent = control::send_first(&socket, message, &pipes)?;
-        let output = pipe::Receiver::from_owned_fd(output)?;
-        Ok((Control::from_one_way(socket, reports)?, sent, output))
+        let sent = control::send_first(&socket, message, &stdio.each_ref().map(AsFd::as_fd))?;
+        Ok((Control::from_one_way(socket, reports)?, sent))
     }
 
     /// Reads lines of a file.
@@ -225,6 +271,10 @@ impl SandboxEntry {
             (FileReport::Failed(failure), _) => Err(FileError::Failed(failure)),
         }
     }
+}
+
+fn new_pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
+    pipe_with(PipeFlags::CLOEXEC).map_err(|errno| SpawnError::Fork(errno.into()))
 }
 
 /// Reads the report of the process, and the text that follows it.

@@ -478,7 +478,8 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Not::not")]
         history_omitted: bool,
     },
-    /// A terminal command of the agent was started by its client.
+    /// A command was started in the agent's sandbox: by the supervisor as the agent's client, or for
+    /// a client of the supervisor.
     TerminalStarted {
         /// The terminal's id, unique in its child's life.
         terminal: String,
@@ -486,6 +487,9 @@ pub enum Event {
         argv: Vec<UntrustedText>,
         /// Where it runs, as seen inside.
         cwd: UntrustedText,
+        /// The client of the supervisor that started it; `None` if the agent did.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
     },
     /// Such a command wrote output. Only the first `limits::TERMINAL_REPORTED_BYTES` of each are
     /// reported.

@@ -69,7 +69,9 @@ pub const fn fleet_memory_bytes(sessions: usize, watchers: usize) -> usize {
     let broadcast = BROADCAST_BYTES + BROADCAST_EVENTS * NOTICE_BYTES;
     // A page, and the line that is made of it: of one event of a whole line at worst.
     let watcher = CATCH_UP_BYTES + LINE_BYTES * PARSED_FACTOR + CLIENT_EVENT_BYTES;
-    sessions * session + broadcast + watchers * watcher + JOURNAL_BATCH_BYTES
+    // Each direction: a chunk, its message, and the copy that the socket has.
+    let execs = EXECS * 8 * EXEC_CHUNK_BYTES;
+    sessions * session + broadcast + execs + watchers * watcher + JOURNAL_BATCH_BYTES
 }
 
 /// A parsed event's strings, its encoded row and the database's page cache copy, against the

@@ -5,7 +5,8 @@
 //! It only starts the helper, as its own user and with the same restrictions, and reaps it. No
 //! process inside has the other end.
 //!
-//! The entry exists only for a pool with client methods or tools. The supervisor accepts
+//! The entry exists for every agent in a sandbox of ours, so that a client can have a command started
+//! there, and for a pool with client methods or tools. The supervisor accepts
 //! descriptors only from the outer helper and pid 1, which no agent can reach: the former is
 //! outside the agent's pid namespace, the latter is not dumpable before any other process is
 //! inside. A helper has the agent's user and is dumpable between its exec and its first call. Even

@@ -24,6 +24,9 @@ const CHUNK: usize = 16 << 10;
 pub(super) const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of bytes that are read from the terminal of an ended tool.
 const MAX_DRAIN_BYTES: usize = 1 << 20;
+/// The exit codes of a shell for a program that does not exist, or cannot be executed.
+const NOT_FOUND: u8 = 127;
+const NOT_EXECUTABLE: u8 = 126;
 /// The interrupt character, Ctrl-C.
 const INTERRUPT: u8 = 3;
 
@@ -272,5 +275,11 @@ pub(super) fn exec_tool(argv: &[String]) -> ExitCode {
         return super::report_error(&format!("cannot set up the tool's terminal: {error}"));
     }
     let error = Command::new(program).args(arguments).exec();
-    super::report_error(&format!("the tool {program:?} cannot be started: {error}"))
+    super::report_error(&format!("the tool {program:?} cannot be started: {error}"));
+    let is_missing = error.kind() == io::ErrorKind::NotFound;
+    ExitCode::from(if is_missing {
+        NOT_FOUND
+    } else {
+        NOT_EXECUTABLE
+    })
 }

@@ -11,3 +11,4 @@ pub mod ndjson;
 pub mod plan;
 pub mod shim;
 pub mod skillpilot;
+pub mod terminal;

@@ -18,6 +18,8 @@ mod output;
 mod session;
 mod sessions;
 
+pub(super) use output::read_chunks;
+
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -82,7 +84,7 @@ pub async fn serve(
 ) -> BridgeEnd {
     let editor_gone = stop.child_token();
     let (out, written) = EditorOutput::start(output, editor_gone.clone());
-    let chunks = output::read(input);
+    let chunks = output::read_chunks(input);
     let context = EditorContext {
         target: Arc::new(place),
         output: out,

@@ -90,8 +90,10 @@ pub(super) async fn finish(written: oneshot::Receiver<()>) {
     let _ = tokio::time::timeout(FLUSH_TIMEOUT, written).await;
 }
 
-/// Reads the editor's input in chunks, until its end.
-pub(super) fn read(mut input: impl Read + Send + 'static) -> mpsc::Receiver<Vec<u8>> {
+/// Reads an input in chunks, until its end.
+pub(in crate::cli) fn read_chunks(
+    mut input: impl Read + Send + 'static,
+) -> mpsc::Receiver<Vec<u8>> {
     let (chunks, coming) = mpsc::channel(1);
     thread::spawn(move || {
         let mut chunk = vec![0; READ_CHUNK_BYTES];

@@ -86,6 +86,25 @@ impl Launcher {
         matches!(self.description().confinement, Confinement::BuiltIn)
     }
 
+    /// Why a client cannot have commands started in the sandbox of a child, and what to do instead;
+    /// `None` if it can. Sandboxes of other programs have no terminals that commands could get.
+    #[must_use]
+    pub const fn exec_gap(self) -> Option<&'static str> {
+        match self {
+            Self::Unshare | Self::Pty => None,
+            Self::None => {
+                Some("there is no sandbox; run the command on this host, in the workspace")
+            }
+            Self::Ssh => Some("its agents run on another host; connect to that host with ssh"),
+            Self::Container => Some(
+                "this needs launcher = \"unshare\"; the engine has its own exec, and its `ps` lists the containers marshal-…",
+            ),
+            Self::Bwrap => Some(
+                "this needs launcher = \"unshare\"; `marshal sandbox exec` starts a second sandbox on a workspace",
+            ),
+        }
+    }
+
     /// What the sandbox of another program lacks compared with the built-in one.
     #[must_use]
     pub const fn sandbox_gap(self) -> Option<&'static str> {
@@ -132,6 +151,19 @@ impl Launcher {
             Network::None
         } else {
             Network::Host
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_of_clients_are_started_in_built_in_sandboxes_only() {
+        for launcher in Launcher::ALL {
+            let is_possible = launcher.exec_gap().is_none();
+            assert_eq!(is_possible, launcher.has_built_in_sandbox(), "{launcher}");
         }
     }
 }

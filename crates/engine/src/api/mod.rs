@@ -12,6 +12,7 @@ mod catch_up;
 mod chat_streams;
 pub mod conversation_protocol;
 mod conversation_stream;
+pub mod exec_protocol;
 pub mod failure;
 pub mod file_plane;
 pub mod guard;

@@ -158,8 +158,8 @@ impl ClientRequests {
     }
 
     /// Sets the entry into the sandbox of a child that was just started.
-    pub(super) fn set_sandbox_entry(&mut self, entry: Option<SandboxEntry>) {
-        self.sandbox_entry = entry.map(Arc::new);
+    pub(super) fn set_sandbox_entry(&mut self, entry: Option<Arc<SandboxEntry>>) {
+        self.sandbox_entry = entry;
     }
 
     /// Counts the open terminals, and the undecided requests for new ones.
@@ -418,6 +418,7 @@ impl ChannelState {
                             terminal: terminal.clone(),
                             argv: argv.into_iter().map(UntrustedText::new).collect(),
                             cwd: cwd.into(),
+                            by: None,
                         },
                         None,
                     );

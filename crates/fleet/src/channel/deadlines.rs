@@ -9,6 +9,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::messages::{ChannelMsg, ChannelRef};
 use std::time::{Duration, Instant};
 
+use super::exec::end_execs;
 use super::explain::explain_end;
 use super::state::{ChannelState, ProcessExit};
 use super::stdout::StreamEnd;
@@ -142,6 +143,10 @@ impl ChannelState {
                 .map(|clients| clients.end_terminals());
             if let Some(items) = left.filter(|items| !items.is_empty()) {
                 self.send(items, None);
+            }
+            let execs = end_execs(std::mem::take(&mut self.execs));
+            if !execs.is_empty() {
+                self.send(execs, None);
             }
             let tail = self
                 .shared

@@ -8,6 +8,7 @@ pub(crate) mod client;
 mod deadlines;
 mod egress;
 mod end;
+mod exec;
 mod explain;
 mod files;
 pub(crate) mod outside_write;
@@ -18,13 +19,14 @@ pub(crate) mod stdout;
 mod terminal;
 mod tools;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use client::ClientRequests;
 pub(crate) use client::{ClientSetup, ClientUpdate};
 pub(crate) use end::{Cause, ChannelEnd};
+pub(crate) use exec::ExecStart;
 use state::ChannelState;
 pub(crate) use tools::ToolSetup;
 
@@ -110,6 +112,8 @@ pub(crate) fn start(args: ChannelArgs) -> ChannelHandle {
         client_requests: args
             .client
             .map(|setup| Box::new(ClientRequests::new(setup))),
+        sandbox_entry: None,
+        execs: BTreeMap::new(),
         stdin: None,
         keeper: None,
         ready: false,
@@ -244,6 +248,8 @@ impl ChannelState {
             ChannelMsg::Unload => self.stop(Cause::Idle, now),
             ChannelMsg::Kill => self.kill(now),
             ChannelMsg::ClientUpdate(news) => self.handle_client_update(*news, myself, now),
+            ChannelMsg::StartExec(start) => self.start_exec(*start, myself),
+            ChannelMsg::ExecEnded { terminal, status } => self.exec_ended(&terminal, status),
             ChannelMsg::ToolSocket(socket) => self.serve_tools(socket, myself),
             ChannelMsg::ProgramsRecorded(events) => {
                 self.send(events.into_iter().map(ChannelEvent::Event).collect(), None);

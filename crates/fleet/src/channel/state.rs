@@ -1,8 +1,9 @@
 //! How a Channel handles its messages: output goes through the dialect to the session, and commands
 //! go through the dialect to the child.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -24,7 +25,7 @@ use marshal_dialect::{
     self as dialect, ChannelError, Command, Dialect, DialectError, Effect, Input, OpenParams,
     SlashOutcome,
 };
-use marshal_launch::{Child, ChildExit, KeeperHandle, SpawnError};
+use marshal_launch::{Child, ChildExit, KeeperHandle, SandboxEntry, SpawnError};
 use marshal_model::{Event, EventKind, PermissionRequestKey, SessionId, SlotId, UntrustedText};
 use marshal_proxy::egress_proxy::EgressProxy;
 use marshal_proxy::model_proxy::{ModelProxy, RateLimitWatch, UsageMeter};
@@ -48,6 +49,10 @@ pub(crate) struct ChannelState {
     pub(super) opening: OpenParams,
     /// Client requests of the agent; `None` if the pool offers neither methods nor tools.
     pub(super) client_requests: Option<Box<ClientRequests>>,
+    /// The entry into the child's sandbox, if it has one.
+    pub(super) sandbox_entry: Option<Arc<SandboxEntry>>,
+    /// Commands of clients that run in the sandbox, and the bytes that each wrote.
+    pub(super) execs: BTreeMap<String, Arc<AtomicU64>>,
     pub(super) dialect: Box<dyn Dialect>,
     pub(super) credits: Credits,
     /// Watches the model proxy's responses for rate limits.
@@ -124,9 +129,11 @@ impl ChannelState {
             let ended = child.exit.await.ok();
             let _ = to.send_message(ChannelMsg::Ended(ended));
         });
+        let entry = child.sandbox_entry.map(Arc::new);
         if let Some(clients) = &mut self.client_requests {
-            clients.set_sandbox_entry(child.sandbox_entry);
+            clients.set_sandbox_entry(entry.clone());
         }
+        self.sandbox_entry = entry;
         let limits = Some(child.limits).filter(|limits| !limits.is_empty());
         self.shared
             .slots

@@ -6,6 +6,7 @@ pub(crate) mod commands;
 pub(crate) mod commits;
 pub(crate) mod conversation;
 pub(crate) mod conversation_list;
+pub(crate) mod exec;
 pub(crate) mod keys;
 pub(crate) mod landing;
 pub(crate) mod operator;

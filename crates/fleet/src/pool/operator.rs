@@ -13,6 +13,7 @@ use super::ending::end_unstarted;
 use super::slot::{RetainedSession, Slot};
 use super::state::PoolState;
 use crate::handle::commands::{CommandError, CommandReply, CommandRequest};
+use crate::handle::exec::{ExecError, PendingExec};
 use crate::handle::operator::{OperatorError, OperatorResult};
 use crate::handle::task_dependencies::{DependencyStatus, check_dependencies};
 use crate::messages::SessionMsg;
@@ -48,6 +49,13 @@ pub(crate) enum OperatorRequest {
         /// Receives the agent's answer.
         reply: CommandReply,
     },
+    /// Runs a command of a client in the sandbox of a slot's agent.
+    Exec {
+        /// The slot's index.
+        index: u16,
+        /// The command.
+        pending: Box<PendingExec>,
+    },
 }
 
 impl PoolState {
@@ -77,6 +85,10 @@ impl PoolState {
                 order,
                 reply,
             } => self.command_session(&session, order, reply),
+            OperatorRequest::Exec { index, pending } => {
+                self.exec_in_slot(index, pending);
+                Ok(())
+            }
         };
         let _ = done.send(result);
     }
@@ -165,6 +177,22 @@ impl PoolState {
             }
         }
         Ok(())
+    }
+
+    fn exec_in_slot(&self, index: u16, pending: Box<PendingExec>) {
+        let slot = self.slots.get(usize::from(index));
+        let Some((actor, session)) = slot.and_then(Slot::occupant) else {
+            return pending.refuse(ExecError::NoAgent);
+        };
+        if pending
+            .order
+            .session
+            .as_ref()
+            .is_some_and(|of| of != session)
+        {
+            return pending.refuse(ExecError::OtherSession);
+        }
+        let _ = actor.send_message(SessionMsg::Exec(pending));
     }
 
     /// Ends idle sessions that an operator stopped. Also stops idle children of slots that receive

@@ -6,6 +6,7 @@
 //! happens only after it is durable. Must not know how a process is
 //! started or stopped, nor which task comes next.
 
+mod exec;
 mod lifecycle;
 mod outbox;
 mod permissions;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::permissions::masking;
+use crate::channel::ExecStart;
 use crate::clock::now_us;
 use crate::credit::CreditPermit;
 use crate::fleet_event::FleetEvent;
@@ -74,6 +75,8 @@ pub(crate) enum OnDurable {
     SendCommand(Arc<CommandRequest>),
     /// Send the result of a command.
     ReplyToCommand(CommandReply, CommandResult),
+    /// Start a command of a client in the agent's sandbox.
+    StartExec(Box<ExecStart>),
     /// Confirm an appended event.
     ConfirmAppended(oneshot::Sender<()>),
     /// Finish the turn after its end.

@@ -212,6 +212,7 @@ impl SessionState {
             } => self.answer_from_approver(&request, *answer, reply),
             SessionMsg::Set { setting, reply } => self.change_setting(setting, reply),
             SessionMsg::Command { order, reply } => self.handle_command(order, reply),
+            SessionMsg::Exec(pending) => self.handle_exec(*pending),
             SessionMsg::BudgetSpent { spent, turn } => self.end_turn_for_budget(&spent, turn),
             SessionMsg::ApprovalExpired(request) => self.approval_expired(&request),
             SessionMsg::DelegateAnswered {
@@ -535,6 +536,7 @@ impl SessionState {
             OnDurable::ReplyToCommand(reply, result) => {
                 let _ = reply.send(result);
             }
+            OnDurable::StartExec(start) => self.start_durable_exec(start),
             OnDurable::ConfirmAppended(done) => {
                 let _ = done.send(());
             }

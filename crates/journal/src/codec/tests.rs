@@ -350,6 +350,13 @@ fn tools() -> Vec<Event> {
             terminal: "terminal-1".to_owned(),
             argv: vec![foreign("ls"), foreign("-l\u{7}")],
             cwd: foreign("/workspace"),
+            by: None,
+        },
+        Event::TerminalStarted {
+            terminal: "exec-1".to_owned(),
+            argv: vec![foreign("bash")],
+            cwd: foreign("/workspace"),
+            by: Some("uid 0".to_owned()),
         },
         Event::TerminalOutput {
             terminal: "terminal-1".to_owned(),

@@ -181,5 +181,32 @@ pub const TERMINAL_REPORTED_BYTES: usize = 1 << 20;
 /// Bytes read at once from a terminal's command and reported in one event.
 pub const TERMINAL_CHUNK_BYTES: usize = 16 << 10;
 
+/// Commands of clients (`marshal exec`) in the sandbox of one slot at the same time.
+pub const SLOT_EXECS: usize = 4;
+
+/// The same in all slots together.
+pub const EXECS: usize = 32;
+
+/// Words of such a command.
+pub const EXEC_WORDS: usize = 256;
+
+/// Bytes of all its words together.
+pub const EXEC_WORDS_BYTES: usize = 16 << 10;
+
+/// Bytes of its input or output in one message, and read at once.
+pub const EXEC_CHUNK_BYTES: usize = 16 << 10;
+
+/// Bytes that are still read from its outputs once it has ended: more than its pipes hold.
+pub const EXEC_DRAIN_BYTES: usize = 1 << 20;
+
+/// How long its client may leave output unread before the command is ended.
+pub const EXEC_WRITE_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How often its client is asked for a sign of life.
+pub const EXEC_PING: Duration = Duration::from_secs(5);
+
+/// How many of these a client may leave without an answer before it has gone.
+pub const EXEC_MAX_MISSED_PONGS: u32 = 12;
+
 /// How long the end of what a terminal's command wrote is read after its end.
 pub const TERMINAL_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);

@@ -10,6 +10,7 @@ pub(super) fn hostile_terminal_events(evil: &str) -> Vec<Event> {
             terminal: evil.to_owned(),
             argv: vec![text()],
             cwd: text(),
+            by: Some(evil.to_owned()),
         },
         Event::TerminalOutput {
             terminal: evil.to_owned(),

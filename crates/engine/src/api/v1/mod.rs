@@ -37,6 +37,7 @@ pub mod conversations;
 mod error;
 mod event_stream;
 mod events;
+mod exec;
 mod files;
 mod fleet;
 mod journal_reader;

@@ -26,8 +26,8 @@ use super::supervisor::{AgentView, Stopping};
 use super::tasks::SubmittedTask;
 use super::views::{List, Session, Task};
 use super::{
-    Handler, approvals, conversations, events, files as pages, fleet, openapi, overlays, reload,
-    runs, sessions, supervisor, tasks,
+    Handler, approvals, conversations, events, exec, files as pages, fleet, openapi, overlays,
+    reload, runs, sessions, supervisor, tasks,
 };
 use crate::api::approvals::{AnswerLine, AnswerReceiptView, ApprovalView};
 use crate::api::listing::{Pool, Slot};
@@ -566,6 +566,43 @@ static ROUTES: &[Route] = &[
         response: (200, Answer::Json(schema_of::<Slot>)),
         error_statuses: &[404],
         handler: |app, request| Box::pin(fleet::slot(app, request)),
+        ..READ_ONLY
+    },
+    Route {
+        path: "/api/v1/slots/{pool}/{slot}/exec",
+        role: Role::Admin,
+        name: "execInSlot",
+        summary: "Run a command in the sandbox of the slot's agent, as a WebSocket",
+        query: &[
+            QueryParam {
+                name: "command",
+                kind: ParamKind::Text { longest: 32768 },
+                summary: "program and arguments, a JSON array of strings",
+            },
+            QueryParam {
+                name: "term",
+                kind: ParamKind::Text { longest: 64 },
+                summary: "the type of the client's terminal; without it the command gets pipes",
+            },
+            QueryParam {
+                name: "rows",
+                kind: ParamKind::Text { longest: 5 },
+                summary: "the height of the terminal; 24 by default",
+            },
+            QueryParam {
+                name: "columns",
+                kind: ParamKind::Text { longest: 5 },
+                summary: "the width of the terminal; 80 by default",
+            },
+            QueryParam {
+                name: "session",
+                kind: ParamKind::Text { longest: 128 },
+                summary: "only if the slot has this session now",
+            },
+        ],
+        response: (101, Answer::WebSocket),
+        error_statuses: &[404, 409, 422],
+        handler: |app, request| Box::pin(exec::open(app, request)),
         ..READ_ONLY
     },
     Route {

@@ -27,6 +27,8 @@ pub(crate) struct AgentLink {
     pub(crate) settings: SessionSettings,
     /// The agent's own commands.
     pub(crate) commands: CommandState,
+    /// How many commands of clients were recorded.
+    pub(crate) execs: u64,
     /// Denials that the last child was not told of; the next child is.
     pub(crate) denials: PendingDenials,
     /// Watches the model proxy's responses for rate limits.

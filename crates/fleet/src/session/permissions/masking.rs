@@ -182,6 +182,7 @@ pub(crate) fn mask_event(mask: &Mask, event: &mut Event) {
             argv,
             cwd,
             terminal: _,
+            by: _,
         } => {
             for word in argv {
                 mask.mask_foreign(word);

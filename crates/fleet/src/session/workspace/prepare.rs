@@ -345,7 +345,9 @@ impl PreparedSession {
         }
         let routes = is_agent;
         let writable = pool.config.workspace.mode != WorkspaceMode::Ro;
-        let needs_entry = is_agent && pool.config.needs_sandbox_entry();
+        // For the requests of the agent, and for commands of clients.
+        let needs_entry = is_agent
+            && (pool.config.needs_sandbox_entry() || pool.config.launcher.exec_gap().is_none());
         let what = SandboxUse::Agent {
             writable,
             routes,
