@@ -29,6 +29,7 @@ use super::hint::Hints;
 use super::hook::Hook;
 use super::http::{HttpConfig, NamedToken};
 use super::policy_uses::PolicyUses;
+pub use super::registry::{HostRegistry, Registry, RegistryAddress};
 use super::role::{ChatConfig, RegisteredWorkspace, Role};
 pub use super::route::{
     AllowedRequest, CertificateAuthorities, Route, RouteKind, RoutePort, RouteTimeouts, Upstream,

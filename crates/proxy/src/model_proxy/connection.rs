@@ -19,6 +19,7 @@ use super::exchange;
 use super::rate_limits::RateLimitWatch;
 use super::upstream::Upstream;
 use super::usage_meter::UsageMeter;
+use crate::egress_proxy::Ledger;
 use crate::route::{Refusal, check_head};
 use marshal_model::SlotId;
 use marshal_model::limits::{ROUTE_BODIES_CHILD, ROUTE_HEAD_BYTES, ROUTE_HEADERS};
@@ -45,6 +46,8 @@ pub(super) struct RouteContext {
     pub(super) watch: Arc<RateLimitWatch>,
     /// Checks and records what requests cost.
     pub(super) usage_meter: Arc<dyn UsageMeter>,
+    /// Records hosts that requests to a registry would have led to.
+    denied_hosts: Option<Arc<Ledger>>,
     /// Limits open connections.
     connection_permits: Arc<Semaphore>,
     refusal_permits: Arc<Semaphore>,
@@ -58,6 +61,7 @@ impl RouteContext {
         slot: SlotId,
         watch: Arc<RateLimitWatch>,
         purse: Arc<dyn UsageMeter>,
+        denied_hosts: Option<Arc<Ledger>>,
     ) -> Self {
         let places = usize::from(upstream.route.connections);
         let bodies = upstream
@@ -70,6 +74,7 @@ impl RouteContext {
             slot,
             watch,
             usage_meter: purse,
+            denied_hosts,
             connection_permits: Arc::new(Semaphore::new(places)),
             refusal_permits: Arc::new(Semaphore::new(MAX_REFUSING)),
             body_permits: Semaphore::new(usize::try_from(bodies).unwrap_or(Semaphore::MAX_PERMITS)),
@@ -79,16 +84,36 @@ impl RouteContext {
     /// Counts a refusal.
     pub(super) fn record_refusal(&self, refusal: &Refusal) {
         if let Some(reason) = refusal.reason {
-            self.watch.record_refusal(reason);
-            RouteRefused {
-                slot: &self.slot,
-                route: &self.upstream.route.name,
-                reason,
-            }
-            .emit();
+            self.record_refused(reason);
+        }
+        if let Some(host) = &refusal.denied_host
+            && let Some(ledger) = &self.denied_hosts
+        {
+            let (host, port) = match host.rsplit_once(':') {
+                Some((name, port)) if !port.ends_with(']') => (name, port.parse().ok()),
+                _ => (host.as_str(), None),
+            };
+            ledger.record_denied_host(host.to_owned(), port.unwrap_or(HTTPS_PORT));
         }
     }
+
+    /// Counts a refusal for this reason.
+    pub(super) fn record_refused(&self, reason: RouteRefusal) {
+        // Of a registry it says nothing about the model, whose turn goes on.
+        if self.upstream.route.registry.is_none() {
+            self.watch.record_refusal(reason);
+        }
+        RouteRefused {
+            slot: &self.slot,
+            route: &self.upstream.route.name,
+            reason,
+        }
+        .emit();
+    }
 }
+
+/// The port of a host that is named without one.
+const HTTPS_PORT: u16 = 443;
 
 /// An open connection, counted in the metrics until dropped.
 struct OpenConnection(Arc<RouteContext>);

@@ -13,6 +13,8 @@ pub struct Refusal {
     pub status: u16,
     /// One sentence for the sender. It may quote the request, so it must not be logged.
     pub message: String,
+    /// The host that the request would have led to, if no rule names it.
+    pub denied_host: Option<String>,
 }
 
 impl Refusal {
@@ -23,6 +25,7 @@ impl Refusal {
             reason: Some(reason),
             status,
             message: message.into(),
+            denied_host: None,
         }
     }
 
@@ -33,6 +36,7 @@ impl Refusal {
             reason: None,
             status,
             message: message.into(),
+            denied_host: None,
         }
     }
 

@@ -350,6 +350,11 @@ pub(crate) async fn prepare(
                 let filled = || fill_routes(text, &pool.config.routes);
                 texts.entry(inside.clone()).or_insert_with(filled);
             }
+            for (inside, text) in pool.config.registry_files() {
+                if !files.contains_key(inside) {
+                    texts.entry(inside.to_owned()).or_insert(text);
+                }
+            }
             let filling = HomeContents {
                 files: &files,
                 texts: &texts,
