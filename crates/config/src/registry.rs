@@ -105,6 +105,12 @@ impl Route {
 }
 
 impl Pool {
+    /// Whether a route leads to a model, and so counts what the agents use of it.
+    #[must_use]
+    pub fn has_model_routes(&self) -> bool {
+        self.routes.iter().any(|route| route.registry.is_none())
+    }
+
     /// The variables that lead package clients inside to the pool's registries.
     #[must_use]
     pub fn registry_variables(&self) -> Vec<(&'static str, String)> {
@@ -136,8 +142,9 @@ impl Pool {
             .filter(|(registry, _)| *registry == Registry::Crates);
         crates
             .map(|(_, url)| {
+                // Multiplexing would ask for an upgrade to HTTP/2, which no route has.
                 let text = format!(
-                    "[source.crates-io]\nreplace-with = \"route\"\n\n[source.route]\nregistry = \"sparse+{url}/\"\n"
+                    "[source.crates-io]\nreplace-with = \"route\"\n\n[source.route]\nregistry = \"sparse+{url}/\"\n\n[http]\nmultiplexing = false\n"
                 );
                 (".cargo/config.toml", text)
             })
@@ -223,4 +230,82 @@ pub(super) fn read(section: &Section<'_>, route: &mut Route) {
     }
     let names = hosts.value.into_iter();
     route.hosts = names.map(|host| host.value.to_ascii_lowercase()).collect();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Origin;
+
+    fn config(routes: &str) -> Config {
+        let names = ["npm", "pypi", "crates", "debian"];
+        let mut text = format!(
+            "[pool.demo]\nagent = \"script\"\nnetwork = \"routes\"\nroutes = {names:?}\n{routes}"
+        );
+        for (name, port) in names.iter().zip(9001..) {
+            text.push_str(&format!(
+                "[route.{name}]\nkind = \"registry\"\nregistry = \"{name}\"\nport = {port}\n"
+            ));
+        }
+        Config::parse(&text, &Origin::built_in("/".into())).expect("good")
+    }
+
+    #[test]
+    fn clients_inside_find_their_registries() {
+        let mut config = config("");
+        let found = HostRegistry {
+            upstream: Upstream::parse("https://mirror.example/api/npm").ok(),
+            secret: None,
+            ca: None,
+        };
+        config.set_host_registry("npm", found);
+        let pool = &config.pools[0];
+        let variables = pool.registry_variables();
+        for (name, value) in [
+            ("npm_config_registry", "http://127.0.0.1:9001/api/npm/"),
+            ("PIP_INDEX_URL", "http://127.0.0.1:9002/simple/"),
+            ("UV_DEFAULT_INDEX", "http://127.0.0.1:9002/simple/"),
+        ] {
+            assert!(
+                variables.contains(&(name, value.to_owned())),
+                "{variables:?}"
+            );
+        }
+        let files = pool.registry_files();
+        assert_eq!(files.len(), 1);
+        assert_eq!(files[0].0, ".cargo/config.toml");
+        let cargo: toml::Table = files[0].1.parse().expect("TOML");
+        let source = &cargo["source"]["route"]["registry"];
+        assert_eq!(source.as_str(), Some("sparse+http://127.0.0.1:9003/"));
+    }
+
+    #[test]
+    fn what_the_hosts_client_says_takes_the_place_of_the_public_registry() {
+        let mut config = config("");
+        assert_eq!(
+            config.routes["pypi"].upstream.to_string(),
+            "https://pypi.org/simple"
+        );
+        assert!(config.routes["pypi"].is_of_host);
+        let ca = || {
+            Some(CertificateAuthorities {
+                path: "/ca.pem".into(),
+                pem: None,
+            })
+        };
+        // Only authorities: the upstream stays.
+        let only_ca = HostRegistry {
+            upstream: None,
+            secret: None,
+            ca: ca(),
+        };
+        config.set_host_registry("pypi", only_ca);
+        let route = &config.routes["pypi"];
+        assert_eq!(route.upstream.to_string(), "https://pypi.org/simple");
+        assert_eq!(route.ca, ca());
+        for registry in Registry::ALL {
+            let upstream = Upstream::parse(registry.public_upstream());
+            assert!(upstream.is_ok_and(|upstream| upstream.tls), "{registry}");
+        }
+    }
 }

@@ -81,6 +81,15 @@ impl RouteContext {
         }
     }
 
+    /// What the sender of a refused request is sent.
+    pub(super) fn refusal_body(&self, refusal: &Refusal) -> String {
+        if self.upstream.route.registry.is_some() {
+            refusal.to_registry_json()
+        } else {
+            refusal.to_json()
+        }
+    }
+
     /// Counts a refusal.
     pub(super) fn record_refusal(&self, refusal: &Refusal) {
         if let Some(reason) = refusal.reason {
@@ -170,9 +179,10 @@ pub(super) async fn serve(listener: TcpListener, gate: Arc<RouteContext>) {
         );
         let refusal = Refusal::new(RouteRefusal::Connections, 503, why);
         gate.record_refusal(&refusal);
+        let response = refusal.to_http(&gate.refusal_body(&refusal));
         if let Ok(place) = Arc::clone(&gate.refusal_permits).try_acquire_owned() {
             connections.spawn(async move {
-                send_refusal(stream, &refusal).await;
+                send_refusal(stream, &response).await;
                 drop(place);
             });
         }
@@ -181,9 +191,9 @@ pub(super) async fn serve(listener: TcpListener, gate: Arc<RouteContext>) {
 
 /// Sends the response and waits until it is read: closing a socket with unread input resets the
 /// connection and discards what was sent.
-async fn send_refusal(mut stream: TcpStream, refusal: &Refusal) {
+async fn send_refusal(mut stream: TcpStream, response: &[u8]) {
     let telling = async {
-        stream.write_all(&refusal.to_http()).await?;
+        stream.write_all(response).await?;
         stream.shutdown().await?;
         let mut sink = [0; 4096];
         while stream.read(&mut sink).await? > 0 {}
@@ -209,7 +219,8 @@ async fn handle_connection(mut stream: TcpStream, gate: Arc<RouteContext>) {
     };
     if let Err(refusal) = checked {
         gate.record_refusal(&refusal);
-        return send_refusal(stream, &refusal).await;
+        let response = refusal.to_http(&gate.refusal_body(&refusal));
+        return send_refusal(stream, &response).await;
     }
     let (reader, writer) = stream.into_split();
     let whole = io::Cursor::new(begun).chain(reader);

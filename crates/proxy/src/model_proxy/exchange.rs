@@ -51,8 +51,9 @@ pub(super) async fn handle_request(
         Ok(response) => response,
         Err(refusal) => {
             gate.record_refusal(&refusal);
-            let mut response =
-                Response::new(ResponseBody::Full(FullBody::from_bytes(refusal.to_json())));
+            let mut response = Response::new(ResponseBody::Full(FullBody::from_bytes(
+                gate.refusal_body(&refusal),
+            )));
             *response.status_mut() =
                 StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::BAD_GATEWAY);
             let json = HeaderValue::from_static("application/json");

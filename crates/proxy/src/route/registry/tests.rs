@@ -323,7 +323,7 @@ fn a_cargo_registry_says_only_where_its_files_are() {
         let mut rewriter =
             PageRewriter::new(&crates, RegistryContent::CargoConfig).expect("a page");
         for byte in page.as_bytes() {
-            assert_eq!(rewriter.feed(&[*byte])?, Vec::new());
+            assert!(rewriter.feed(&[*byte])?.is_empty());
         }
         Ok(String::from_utf8(rewriter.finish()?).expect("UTF-8"))
     };
