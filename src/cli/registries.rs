@@ -202,16 +202,24 @@ impl Host<'_> {
                     continue;
                 };
                 let below = place.strip_prefix(of);
-                if !below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/')) {
+                let is_below = below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+                if !is_below && !of.is_empty() {
                     continue;
                 }
-                if kind != "_authToken" {
+                if kind != "_authToken" || of.is_empty() {
                     return Err(format!(
-                        "{} has a password for its registry, and only an _authToken is taken from there",
+                        "{} has a password for its registry, and only the _authToken of a host is taken from there",
                         file.name
                     ));
                 }
-                found.token.get_or_insert_with(|| self.expand(&value));
+                let token = self.expand(&value);
+                if !(1..=limits::SECRET_BYTES).contains(&token.len()) {
+                    return Err(format!(
+                        "the _authToken in {} is empty or too long",
+                        file.name
+                    ));
+                }
+                found.token.get_or_insert(token);
             }
         }
         if found.token.is_some() && found.url.is_none() {
@@ -613,6 +621,12 @@ mod tests {
                 "home/.npmrc",
                 "registry=https://npm.example/\n//npm.example/:_password=s3cret\n",
                 "has a password for its registry",
+            ),
+            (
+                Registry::Npm,
+                "home/.npmrc",
+                "//npm.example/:_authToken=\nregistry=https://npm.example/s3cret\n",
+                "is empty or too long",
             ),
             (
                 Registry::Npm,

@@ -122,10 +122,13 @@ impl Pool {
                     // These would ask the registry for more than packages.
                     ("npm_config_audit", "false".to_owned()),
                     ("npm_config_update_notifier", "false".to_owned()),
+                    // Less than the connections of a slot.
+                    ("npm_config_maxsockets", "8".to_owned()),
                 ]),
                 Registry::Pypi => variables.extend([
                     ("PIP_INDEX_URL", format!("{url}/")),
                     ("UV_DEFAULT_INDEX", format!("{url}/")),
+                    ("UV_CONCURRENT_DOWNLOADS", "8".to_owned()),
                 ]),
                 // Cargo reads no source replacement from its environment; apt has no variables.
                 Registry::Crates | Registry::Debian => {}

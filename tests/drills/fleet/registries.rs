@@ -1,7 +1,9 @@
 //! A child in the default sandbox finds its registry by itself, reads packages and publishes none; a
 //! host that nobody named is in the journal.
 
-use crate::drill::{Drill, Ran};
+use serde_json::Value;
+
+use crate::drill::Drill;
 use crate::provider::{Got, Provider, whole};
 
 /// The token that must be nowhere but at the registry.
@@ -54,6 +56,18 @@ env       = {{ set = {{ DRILL = "MARK", ROUTE = "{{route.FIRST}}" }} }}
     drill
 }
 
+/// Runs one script and gives what came out.
+pub(crate) fn answer(drill: &Drill, script: &str) -> String {
+    let ran = drill.run(&["--json", "run", script]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let lines = ran.stdout.lines();
+    let mut lines = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let ended = lines.find(|line| line["type"] == "ended");
+    let ended = ended.unwrap_or_else(|| panic!("no end: {}", ran.all()));
+    let answer = ended["report"]["answer"].as_str();
+    answer.expect("an answer").to_owned()
+}
+
 #[test]
 fn a_child_finds_its_registry_and_a_host_that_nobody_named_is_journalled() {
     let registry = Provider::start(|_, got: &Got, to| {
@@ -82,26 +96,20 @@ fn a_child_finds_its_registry_and_a_host_that_nobody_named_is_journalled() {
     let script = r#"cat ~/.cargo/config.toml
 python3 ask.py "$npm_config_registry" "GET /is-odd" "PUT /is-odd" "GET /moved" "GET /-/whoami"
 env; if grep -rs npm_drill0123456789 ~ /workspace /proc/[0-9]*/environ; then echo leaked; fi"#;
-    let ran: Ran = drill.run(&["-v", "--json", "run", script]);
-    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let answer = answer(&drill, script);
     for expect in [
         "exit=0",
-        "replace-with = \\\"route\\\"",
+        "replace-with = \"route\"",
         "sparse+http://127.0.0.1:",
         "/-/host/evil.example/a.tgz",
         "the route npm only reads packages, with GET and HEAD; publishing is not possible",
         "the host evil.example is not one of the route npm",
         "no login, no account, no publishing",
     ] {
-        let found =
-            ran.stdout.contains(expect) || ran.stdout.replace("\\\\\\\"", "\\\"").contains(expect);
-        assert!(found, "{expect}: {}", ran.all());
+        assert!(answer.contains(expect), "{expect}: {answer}");
     }
-    assert!(
-        !ran.stdout.contains("leaked") && !ran.stdout.contains(TOKEN),
-        "{}",
-        ran.all()
-    );
+    let is_secret = answer.contains("leaked") || answer.contains(TOKEN);
+    assert!(!is_secret, "{answer}");
     let got = registry.got();
     assert_eq!(got.len(), 2, "{got:?}");
     assert!(

@@ -1,8 +1,6 @@
 //! Registries as an agent that wants more than packages meets them, and as a hostile upstream
 //! answers.
 
-use std::io::Write as _;
-
 use marshal_model::EgressResult;
 
 use crate::provider::{Got, Provider, whole};

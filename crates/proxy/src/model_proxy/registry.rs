@@ -152,6 +152,8 @@ fn respond(
     }
     let has_key = |value: &HeaderValue| forms.is_some_and(|forms| forms.is_in(value.as_bytes()));
     let is_rewritten = rewriter.is_some();
+    // The response to HEAD has nothing to rewrite.
+    let rewriter = rewriter.filter(|_| !from.is_end_stream());
     let size = head.headers.get(header::CONTENT_LENGTH).cloned();
     let size = size.filter(|_| from.is_end_stream() && !is_rewritten);
     let body = StreamingBody::new(from, record, keyed.key_forms.clone())
