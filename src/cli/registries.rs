@@ -15,6 +15,12 @@ use marshal_config::{
 };
 use marshal_model::limits;
 
+/// The bundles of certificate authorities that clients trust by default: of Debian, and of Fedora.
+const SYSTEM_AUTHORITIES: [&str; 2] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+];
+
 /// Files of one directory of apt that are read.
 const MAX_APT_FILES: usize = 256;
 
@@ -109,7 +115,9 @@ impl Host<'_> {
             Registry::Debian => self.apt(),
         }?;
         // What the clients' libraries trust where their own configuration says nothing.
-        found.ca = found.ca.or_else(|| self.path("SSL_CERT_FILE"));
+        let bundles = SYSTEM_AUTHORITIES.iter().map(|path| self.system(path));
+        let found_ca = found.ca.or_else(|| self.path("SSL_CERT_FILE"));
+        found.ca = found_ca.or_else(|| bundles.into_iter().find(|path| path.is_file()));
         Ok(found)
     }
 
@@ -782,5 +790,8 @@ mod tests {
         let (_, _, ca) =
             find(Registry::Debian, &[], &[("SSL_CERT_FILE", "/other.pem")]).expect("found");
         assert_eq!(ca.as_deref(), Some("/other.pem"));
+        let bundle = ("etc/ssl/certs/ca-certificates.crt", "");
+        let (_, _, ca) = find(Registry::Debian, &[bundle], &[]).expect("found");
+        assert_eq!(ca.as_deref(), Some("/etc/ssl/certs/ca-certificates.crt"));
     }
 }

@@ -227,6 +227,9 @@ fn resolve_path(base: &str, reference: &str) -> String {
     target
 }
 
+/// The longest host name, with a port (RFC 1035, 2.3.4).
+const MAX_AUTHORITY: usize = 253 + ":65535".len();
+
 /// The upstream, or another host of the route, by its authority.
 fn resolve_host(route: &Route, authority: &str) -> Result<Upstream, Refusal> {
     let named = |scheme: &str| Upstream::parse(&format!("{scheme}://{authority}")).ok();
@@ -234,7 +237,7 @@ fn resolve_host(route: &Route, authority: &str) -> Result<Upstream, Refusal> {
     let plain = (!route.upstream.tls).then(|| named("http")).flatten();
     let host = plain
         .or_else(|| named("https"))
-        .filter(|host| host.base_path.is_empty())
+        .filter(|host| host.base_path.is_empty() && authority.len() <= MAX_AUTHORITY)
         .ok_or_else(|| Refusal::new(Why::Path, 403, "the URL names no valid host"))?;
     let wanted = plain_authority(&host);
     let is_allowed = wanted == plain_authority(&route.upstream)

@@ -162,6 +162,8 @@ fn what_is_no_package_is_refused() {
     ] {
         assert_eq!(outcome(route, target), reason, "{target}");
     }
+    let long = format!("/-/host/{}.example/a.tgz", "a".repeat(300));
+    assert_eq!(outcome(&npm, &long), "path");
     let refusal = ask(&npm, "GET", "/-/host/evil.example/a.tgz").expect_err("refused");
     assert_eq!(refusal.denied_host.as_deref(), Some("evil.example"));
     assert!(
