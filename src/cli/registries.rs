@@ -46,7 +46,7 @@ pub(super) fn read(
         let Some(registry) = route.and_then(|route| route.registry) else {
             continue;
         };
-        match host.find(registry).and_then(Found::into_registry) {
+        match host.find(registry).and_then(ClientSettings::into_registry) {
             Ok(found) => config.set_host_registry(&name, found),
             Err(message) => {
                 let help =
@@ -67,7 +67,7 @@ struct Host<'h> {
 
 /// What a client's configuration says.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Found {
+struct ClientSettings {
     /// The URL of the registry, and who says it.
     url: Option<(String, String)>,
     token: Option<String>,
@@ -80,7 +80,7 @@ struct ClientFile {
     name: String,
 }
 
-impl Found {
+impl ClientSettings {
     fn into_registry(self) -> Result<HostRegistry, String> {
         let upstream = self.url.map(|(url, source)| {
             // Never the URL itself: it may have a password in it.
@@ -107,7 +107,7 @@ impl Found {
 }
 
 impl Host<'_> {
-    fn find(&self, registry: Registry) -> Result<Found, String> {
+    fn find(&self, registry: Registry) -> Result<ClientSettings, String> {
         let mut found = match registry {
             Registry::Npm => self.npm(),
             Registry::Pypi => self.pip(),
@@ -167,7 +167,7 @@ impl Host<'_> {
     }
 
     /// npm: its variables, then the file of the user, then that of the system (npmrc(5)).
-    fn npm(&self) -> Result<Found, String> {
+    fn npm(&self) -> Result<ClientSettings, String> {
         let var = |key: &str| {
             let lower = format!("npm_config_{key}");
             self.var(&lower)
@@ -191,7 +191,7 @@ impl Host<'_> {
         let named = var("registry").map(|url| (url, "npm_config_registry".to_owned()));
         let url = named.or_else(|| value("registry"));
         let cafile = var("cafile").or_else(|| Some(value("cafile")?.0));
-        let mut found = Found {
+        let mut found = ClientSettings {
             url,
             token: None,
             ca: cafile
@@ -256,7 +256,7 @@ impl Host<'_> {
     }
 
     /// pip: its variables, then the files of the user, then those of the system; and uv's variable.
-    fn pip(&self) -> Result<Found, String> {
+    fn pip(&self) -> Result<ClientSettings, String> {
         let config = self
             .path("XDG_CONFIG_HOME")
             .or_else(|| self.home(".config"));
@@ -286,7 +286,7 @@ impl Host<'_> {
         let ca = self
             .path("PIP_CERT")
             .or_else(|| Some(value("cert")?.0.into()));
-        Ok(Found {
+        Ok(ClientSettings {
             url,
             token: None,
             ca,
@@ -294,7 +294,7 @@ impl Host<'_> {
     }
 
     /// Cargo: the replacement of crates.io in the file of its home.
-    fn cargo(&self) -> Result<Found, String> {
+    fn cargo(&self) -> Result<ClientSettings, String> {
         let home = self.path("CARGO_HOME").or_else(|| self.home(".cargo"));
         let of_home = |name: &str| home.as_ref().map(|home| home.join(name));
         let file = match Self::read(of_home("config.toml"))? {
@@ -303,9 +303,9 @@ impl Host<'_> {
         };
         let ca = self.path("CARGO_HTTP_CAINFO");
         let Some(file) = file else {
-            return Ok(Found {
+            return Ok(ClientSettings {
                 ca,
-                ..Found::default()
+                ..ClientSettings::default()
             });
         };
         let table: toml::Table = file
@@ -316,7 +316,7 @@ impl Host<'_> {
             let path = PathBuf::from(table.get("http")?.get("cainfo")?.as_str()?);
             path.is_absolute().then_some(path)
         };
-        Ok(Found {
+        Ok(ClientSettings {
             url: cargo_registry(&table, &file.name)?.map(|url| (url, file.name.clone())),
             token: None,
             ca: ca.or_else(|| of_file(&table)),
@@ -324,7 +324,7 @@ impl Host<'_> {
     }
 
     /// apt: the archive of the distribution in its lists of sources.
-    fn apt(&self) -> Result<Found, String> {
+    fn apt(&self) -> Result<ClientSettings, String> {
         let mut uris = Vec::new();
         let mut add = |file: Option<ClientFile>, is_deb822: bool| {
             let Some(file) = file else { return };
@@ -376,7 +376,7 @@ impl Host<'_> {
                 .map_or_else(|| uri.clone(), |rest| format!("https://{rest}"));
             (uri, name.clone())
         };
-        Ok(Found {
+        Ok(ClientSettings {
             url: uri.map(secure),
             token: None,
             ca,

@@ -240,22 +240,21 @@ mod tests {
     use super::*;
     use crate::Origin;
 
-    fn config(routes: &str) -> Config {
+    fn config() -> Config {
         let names = ["npm", "pypi", "crates", "debian"];
-        let mut text = format!(
-            "[pool.demo]\nagent = \"script\"\nnetwork = \"routes\"\nroutes = {names:?}\n{routes}"
+        let tables = names.iter().zip(9001..).map(|(name, port)| {
+            format!("[route.{name}]\nkind = \"registry\"\nregistry = \"{name}\"\nport = {port}\n")
+        });
+        let tables: String = tables.collect();
+        let text = format!(
+            "[pool.demo]\nagent = \"script\"\nnetwork = \"routes\"\nroutes = {names:?}\n{tables}"
         );
-        for (name, port) in names.iter().zip(9001..) {
-            text.push_str(&format!(
-                "[route.{name}]\nkind = \"registry\"\nregistry = \"{name}\"\nport = {port}\n"
-            ));
-        }
         Config::parse(&text, &Origin::built_in("/".into())).expect("good")
     }
 
     #[test]
     fn clients_inside_find_their_registries() {
-        let mut config = config("");
+        let mut config = config();
         let found = HostRegistry {
             upstream: Upstream::parse("https://mirror.example/api/npm").ok(),
             secret: None,
@@ -284,7 +283,7 @@ mod tests {
 
     #[test]
     fn what_the_hosts_client_says_takes_the_place_of_the_public_registry() {
-        let mut config = config("");
+        let mut config = config();
         assert_eq!(
             config.routes["pypi"].upstream.to_string(),
             "https://pypi.org/simple"

@@ -371,7 +371,7 @@ fn is_file(registry: Registry, segments: &[&str]) -> bool {
     let ends = |suffix: &&str| last.len() > suffix.len() && last.ends_with(suffix);
     match registry {
         Registry::Npm => ends(&".tgz"),
-        Registry::Pypi => PYPI.iter().any(|suffix| ends(suffix)),
+        Registry::Pypi => PYPI.iter().any(&ends),
         Registry::Crates => match directories {
             [.., name, version] if *last == "download" => is_name(name) && is_name(version),
             _ => ends(&".crate"),

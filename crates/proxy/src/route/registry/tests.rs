@@ -1,3 +1,5 @@
+//! Requests, redirects and pages of registries: what passes, what is refused, what is rewritten.
+
 use super::*;
 use hyper::header::HeaderValue;
 use marshal_config::{Config, Origin};
