@@ -506,7 +506,7 @@ fn apt_option(text: &str, option: &str) -> Option<String> {
         let value = value.trim().strip_suffix(';')?.trim().trim_matches('"');
         is_wanted.then(|| value.to_owned())
     };
-    text.lines().filter_map(value).last()
+    text.lines().filter_map(value).next_back()
 }
 
 /// The files of a directory, sorted; none if it does not exist.
