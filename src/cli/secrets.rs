@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::registries;
 use super::trust::{OpenError, display_path, open_trusted, why};
 use marshal_config::{
     CertificateAuthorities, Config, ConfigErrors, HookTarget, Route, Secret, SecretSource,
@@ -27,7 +28,7 @@ pub fn read(
     config: &mut Config,
     env: impl Fn(&str) -> Option<OsString>,
 ) -> Result<(), Box<ConfigErrors>> {
-    let mut faults = Vec::new();
+    let mut faults = registries::read(config, &env);
     for pool in &mut config.pools {
         for (name, secret) in &mut pool.env.secrets {
             if let Err(message) = load_secret(secret, &env) {
@@ -63,8 +64,13 @@ pub fn read(
     for route in config.routes.values_mut().filter(used) {
         let key = |key: &str| format!("route.{}.{key}", route.name);
         let (secret_key, ca_key) = (key("secret"), key("ca"));
+        // A key that is there came with the configuration of the host's client.
         if let Some(secret) = &mut route.secret {
-            let result = load_secret(secret, &env).and_then(|()| check_header_value(secret));
+            let loaded = match secret.expose() {
+                Some(_) => Ok(()),
+                None => load_secret(secret, &env),
+            };
+            let result = loaded.and_then(|()| check_header_value(secret));
             if let Err(message) = result {
                 faults.push((secret_key, message, None));
             }

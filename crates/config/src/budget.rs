@@ -323,7 +323,7 @@ pub fn can_know_cost(pool: &Pool, prices: &Prices) -> bool {
     if is_script_agent(&pool.command) {
         return true;
     }
-    if pool.routes.is_empty() {
+    if !pool.has_model_routes() {
         return !prices.is_empty() || pool.dialect.reports_cost();
     }
     // A model that the pool does not name is checked at its first request.
@@ -335,7 +335,7 @@ pub fn can_know_cost(pool: &Pool, prices: &Prices) -> bool {
 /// require. Without reports such an agent seems to cost nothing.
 #[must_use]
 pub fn may_report_no_cost(pool: &Pool) -> bool {
-    pool.routes.is_empty() && pool.dialect.reports_cost() && !is_script_agent(&pool.command)
+    !pool.has_model_routes() && pool.dialect.reports_cost() && !is_script_agent(&pool.command)
 }
 
 /// A cost budget that cannot be counted limits nothing, so it is a fault.

@@ -85,10 +85,10 @@ impl Pool {
                 gaps.push("network host: reaches whatever this host reaches".to_owned());
             }
             Network::Proxy => {
-                let model = if self.routes.is_empty() {
-                    ""
-                } else {
+                let model = if self.has_model_routes() {
                     ", and to a model,"
+                } else {
+                    ""
                 };
                 gaps.push(format!(
                     "network proxy: what the agent sends to hosts on its allow-list{model} leaves this host"

@@ -38,6 +38,7 @@ mod policy_uses;
 mod pool;
 mod pool_dialect;
 mod presets;
+mod registry;
 mod role;
 mod route;
 mod route_table;

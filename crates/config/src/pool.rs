@@ -481,8 +481,24 @@ fn read_routes(section: &Section<'_>, context: &PoolContext<'_>) -> Vec<RoutePor
         let message = if routes.iter().any(|route| route.name == name) {
             format!("the route {} is in the list twice", quote(&name))
         } else if let Some(route) = context.routes.get(&name) {
+            let registry = route.registry_address();
+            let same = routes.iter().find(|other| {
+                let other = other.registry.as_ref();
+                other.is_some() && other.map(|other| other.registry) == route.registry
+            });
+            if let Some(same) = same {
+                let message = format!(
+                    "the routes {} and {name} lead to registries of one kind: a client inside uses one",
+                    same.name
+                );
+                section.diagnostics.report(&found.place, message, None);
+            }
             let port = route.port;
-            routes.push(RoutePort { name, port });
+            routes.push(RoutePort {
+                name,
+                port,
+                registry,
+            });
             continue;
         } else if context.route_names.contains(&name) {
             continue;

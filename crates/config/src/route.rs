@@ -9,14 +9,30 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::settings::{ANY_TIME, Integer, Size, Switch, Time, settings};
+use super::registry::{Registry, RegistryAddress};
+use super::settings::{ANY_TIME, Integer, Keyword, Size, Switch, Time, settings};
+use super::table::keywords;
 use super::types::Secret;
-use marshal_model::limits;
+use marshal_model::{limits, string_enum};
+
+string_enum!(
+    /// What an upstream is, and with it which rules its requests are checked by.
+    RouteKind {
+        /// A model provider: the requests of an allow list, with inspected bodies.
+        Model = "model",
+        /// A package registry: reading only.
+        Registry = "registry",
+    }
+);
+
+keywords!(RouteKind);
 
 settings! {
     /// One route of the model proxy.
     #[derive(Debug, Clone)]
     pub struct Route {
+        /// What the upstream is.
+        kind: RouteKind = RouteKind::Model, Keyword;
         /// The longest request body, in bytes.
         body_max: u64 = 32 << 20, Size(BODY_BYTES);
         /// Whether bodies may name tools that the provider runs, remote servers and remote files.
@@ -26,6 +42,12 @@ settings! {
         ;
         /// The route's name.
         name: String = String::new();
+        /// The kind of registry; `None` for any other route.
+        registry: Option<Registry> = None;
+        /// Hosts besides the upstream that a registry's pages and redirects may lead to.
+        hosts: Vec<String> = Vec::new();
+        /// Whether the file names no upstream, so that the host's own client decides.
+        is_of_host: bool = false;
         /// The upstream that requests are sent to.
         upstream: Upstream = Upstream { tls: true, authority: String::new(), base_path: String::new() };
         /// The header that carries the key, in lower case.
@@ -305,6 +327,8 @@ pub struct RoutePort {
     pub name: String,
     /// Its loopback port inside.
     pub port: u16,
+    /// The registry behind it, if it is one.
+    pub registry: Option<RegistryAddress>,
 }
 
 impl RoutePort {
@@ -482,10 +506,12 @@ mod tests {
             RoutePort {
                 name: "openai".to_owned(),
                 port: 20_001,
+                registry: None,
             },
             RoutePort {
                 name: "a-1".to_owned(),
                 port: 20_002,
+                registry: None,
             },
         ];
         let check = |text: &str, expect: &str| assert_eq!(fill_routes(text, &routes), expect);

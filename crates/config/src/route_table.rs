@@ -11,8 +11,9 @@ use std::path::Path;
 use super::environment::{self, SECRET_PATTERN};
 use super::error::quote;
 use super::paths;
+use super::registry::{self, Registry};
 use super::route::{
-    AllowedRequest, CertificateAuthorities, METHODS, Route, RouteTimeouts, Upstream,
+    AllowedRequest, CertificateAuthorities, METHODS, Route, RouteKind, RouteTimeouts, Upstream,
 };
 use super::sandbox::{self, NAME_PATTERN};
 use super::table::{Located, Section};
@@ -220,9 +221,14 @@ fn read(
     is_discovered: bool,
     dir: &Path,
 ) -> (Route, Option<Located<u16>>) {
-    let is_known = base.is_some();
+    let mut is_known = base.is_some();
     let base = base.unwrap_or_else(|| default_route(name));
     let mut route = Route::read_keys(section, &base);
+    if let Some(registry) = read_registry(section, &route) {
+        route = registry::default_route(route, registry);
+        route.is_of_host = section.place_of("upstream").is_none();
+        is_known = true;
+    }
     let elsewhere = read_upstream(section, &mut route, is_known);
     if elsewhere {
         // The built-in secret is sent only to the built-in upstream.
@@ -263,6 +269,7 @@ fn read(
         }
         route.query = list.value.into_iter().map(|name| name.value).collect();
     }
+    registry::read(section, &mut route);
     let port = section.integer("port", 1024..=65_535_u16);
     route.port = port.as_ref().map_or(0, |port| port.value);
     if let Some(found) = section
@@ -325,6 +332,33 @@ fn read_upstream(section: &Section<'_>, route: &mut Route, is_known: bool) -> bo
     }
 }
 
+/// The kind of registry: required by `kind = "registry"`, and for no other kind.
+fn read_registry(section: &Section<'_>, route: &Route) -> Option<Registry> {
+    let found = section
+        .get("registry")
+        .and_then(|item| item.keyword::<Registry>(&[]));
+    match (route.kind, found) {
+        (RouteKind::Registry, Some(found)) => Some(found.value),
+        (RouteKind::Registry, None) => {
+            if section.place_of("registry").is_none() {
+                let message = "the route needs a registry";
+                let help = "for example: registry = \"npm\"".to_owned();
+                section
+                    .diagnostics
+                    .report(&section.place, message, Some(help));
+            }
+            // The other keys are read as those of some registry.
+            Some(Registry::Npm)
+        }
+        (_, Some(found)) => {
+            let message = "registry needs kind = \"registry\"";
+            section.diagnostics.report(&found.place, message, None);
+            None
+        }
+        (_, None) => None,
+    }
+}
+
 fn parse_header(section: &Section<'_>, found: &Located<String>) -> String {
     let name = found.value.to_ascii_lowercase();
     let is_token = |b: u8| b.is_ascii_alphanumeric() || b == b'-';
@@ -366,6 +400,7 @@ fn read_secret(section: &Section<'_>, route: &mut Route, is_discovered: bool, di
         }
     }
     if route.secret.is_none()
+        && route.registry.is_none()
         && !has_item
         && !route.upstream.authority.is_empty()
         && !route.upstream.is_loopback()
@@ -385,7 +420,7 @@ fn read_secret(section: &Section<'_>, route: &mut Route, is_discovered: bool, di
 fn read_allow(section: &Section<'_>, route: &mut Route) {
     let list = section.texts_like("allow", ALLOW_PATTERN);
     let is_absent = section.get("allow").is_none();
-    if is_absent && route.allow.is_empty() {
+    if is_absent && route.allow.is_empty() && route.registry.is_none() {
         let message = "the route needs a list of what is allowed";
         let help = "for example: allow = [\"POST /v1/messages\"]";
         section

@@ -29,9 +29,10 @@ use super::hint::Hints;
 use super::hook::Hook;
 use super::http::{HttpConfig, NamedToken};
 use super::policy_uses::PolicyUses;
+pub use super::registry::{HostRegistry, Registry, RegistryAddress};
 use super::role::{ChatConfig, RegisteredWorkspace, Role};
 pub use super::route::{
-    AllowedRequest, CertificateAuthorities, Route, RoutePort, RouteTimeouts, Upstream,
+    AllowedRequest, CertificateAuthorities, Route, RouteKind, RoutePort, RouteTimeouts, Upstream,
     UpstreamError, fill_routes, is_path_byte, is_plain_path, unknown_route,
 };
 use super::settings::{ANY_TIME, Integer, Keyword, Size, Switch, Time, TimeOrNone, settings};

@@ -60,7 +60,7 @@ pub(super) fn build_pools(
                 &config.name,
                 config.budget,
                 &setup.config.prices,
-                !config.routes.is_empty(),
+                config.has_model_routes(),
                 &setup.journal,
             )?),
             upstreams: build_upstreams(&setup.config, config)?,

@@ -326,7 +326,9 @@ string_enum!(
         RemoteContent = "remote_content",
         /// A budget ran out, or cannot be enforced because the request's model has no price.
         Budget = "budget",
-        /// The upstream answered with a redirect.
+        /// It leads to a host that the route does not name.
+        Host = "host",
+        /// The upstream answered with a redirect that is not followed.
         Redirect = "redirect",
         /// The upstream's response contained the key.
         KeyEcho = "key_echo",

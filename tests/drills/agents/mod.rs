@@ -20,6 +20,7 @@ mod mcp;
 mod no_preset;
 mod pi;
 mod proxies;
+mod registries;
 mod sdk;
 mod shell_facts;
 mod table;

@@ -72,6 +72,7 @@ mod plans;
 mod policies;
 mod program_record;
 mod protected;
+pub(crate) mod registries;
 mod reload;
 mod reload_writing;
 mod report_page;

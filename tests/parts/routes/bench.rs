@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use marshal_config::{CertificateAuthorities, Config, Origin, Route};
 use marshal_model::{PoolName, SlotId};
+use marshal_proxy::egress_proxy::EgressRecord;
 use marshal_proxy::model_proxy::{ModelProxy, RateLimitWatch, Upstream};
 use marshal_telemetry::{BuildInfo, Exporter};
 use tokio::runtime::Runtime;
@@ -74,6 +75,8 @@ pub(crate) struct Bench {
     pub(crate) address: SocketAddr,
     pub(crate) watch: Arc<RateLimitWatch>,
     pub(crate) pool: String,
+    /// Hosts that requests to a registry would have led to.
+    pub(crate) denied: Arc<Mutex<Vec<EgressRecord>>>,
     relays: Option<ModelProxy>,
     _runtime: Runtime,
 }
@@ -92,9 +95,21 @@ impl Bench {
         ca: Option<&str>,
         provider: Provider,
     ) -> Self {
+        Self::with_route(pool, &route(url, keys, ca), provider)
+    }
+
+    /// A registry of this kind, with a key; `keys` are further lines of `[route.own]`.
+    pub(crate) fn registry(pool: &str, registry: &str, keys: &str, provider: Provider) -> Self {
+        let url = format!("http://{}", provider.address);
+        let text = format!(
+            "kind = \"registry\"\nregistry = \"{registry}\"\nupstream = \"{url}\"\nsecret = \"env:KEY\"\n{keys}"
+        );
+        Self::with_route(pool, &read_route(&text, None), provider)
+    }
+
+    fn with_route(pool: &str, route: &Route, provider: Provider) -> Self {
         install();
-        let route = route(url, keys, ca);
-        let upstream = Arc::new(Upstream::new(&route).expect("a good route"));
+        let upstream = Arc::new(Upstream::new(route).expect("a good route"));
         let slot = SlotId {
             pool: PoolName::new(pool).expect("a name"),
             index: 0,
@@ -102,6 +117,9 @@ impl Bench {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let watch = Arc::default();
+        let denied: Arc<Mutex<Vec<EgressRecord>>> = Arc::default();
+        let to = Arc::clone(&denied);
+        let tell = Box::new(move |record| to.lock().expect("no panic").push(record));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -112,7 +130,7 @@ impl Bench {
             {
                 let purse: Arc<dyn marshal_proxy::model_proxy::UsageMeter> =
                     Arc::new(marshal_proxy::model_proxy::Unmetered);
-                ModelProxy::start(vec![listener], &[upstream], &slot, &watch, &purse)
+                ModelProxy::start(vec![listener], &[upstream], &slot, &watch, &purse, tell)
             }
         };
         Self {
@@ -120,6 +138,7 @@ impl Bench {
             address,
             watch,
             pool: pool.to_owned(),
+            denied,
             relays: Some(relays),
             _runtime: runtime,
         }
@@ -176,12 +195,18 @@ impl Bench {
         assert_eq!(reply.status, status, "{shown}\n{reply:?}");
         let value: serde_json::Value =
             serde_json::from_str(&reply.body).unwrap_or_else(|_| panic!("{shown}\n{reply:?}"));
-        assert_eq!(
-            value["error"]["type"],
-            format!("marshal_{reason}"),
-            "{shown}\n{reply:?}"
-        );
-        let message = value["error"]["message"].as_str().expect("a message");
+        // Clients of registries expect another form.
+        let message = if let Some(message) = value["error"].as_str() {
+            assert_eq!(value["reason"], reason, "{shown}\n{reply:?}");
+            message
+        } else {
+            assert_eq!(
+                value["error"]["type"],
+                format!("marshal_{reason}"),
+                "{shown}\n{reply:?}"
+            );
+            value["error"]["message"].as_str().expect("a message")
+        };
         assert!(message.len() > 20, "{message}");
         assert_eq!(self.provider.got().len(), before, "{shown}");
         eventually(&shown, || {
@@ -192,8 +217,14 @@ impl Bench {
 
 fn route(url: &str, keys: &str, ca: Option<&str>) -> Route {
     let text = format!(
-        "[pool.demo]\nagent = \"script\"\n[route.own]\nupstream = \"{url}\"\nheader = \"x-api-key\"\nsecret = \"env:KEY\"\nallow = [\"POST /v1/messages\", \"GET /v1/models/*\"]\nquery = [\"beta\"]\n{keys}\n"
+        "upstream = \"{url}\"\nheader = \"x-api-key\"\nsecret = \"env:KEY\"\nallow = [\"POST /v1/messages\", \"GET /v1/models/*\"]\nquery = [\"beta\"]\n{keys}"
     );
+    read_route(&text, ca)
+}
+
+/// The route of a table with these lines, with the key.
+fn read_route(lines: &str, ca: Option<&str>) -> Route {
+    let text = format!("[pool.demo]\nagent = \"script\"\n[route.own]\n{lines}\n");
     let origin = Origin {
         file: Some("/etc/x/supervisor.toml".into()),
         dir: "/etc/x".into(),

@@ -2,6 +2,7 @@
 
 mod attacks;
 mod bench;
+mod registry;
 mod upstream;
 
 use std::io::{Read as _, Write as _};

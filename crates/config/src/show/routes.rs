@@ -1,11 +1,16 @@
 //! Routes and pauses as they are shown. No key is shown.
 
 use super::super::environment::REDACTED;
+use super::super::registry::MODEL_KEYS;
 use super::super::types::{Route, RoutePort};
 use super::{RenderedTable, path, texts};
 
 pub(super) fn route(route: &Route) -> RenderedTable {
     let Route {
+        kind: _,
+        registry,
+        hosts,
+        is_of_host,
         name,
         upstream,
         header,
@@ -21,20 +26,34 @@ pub(super) fn route(route: &Route) -> RenderedTable {
         timeouts,
     } = route;
     let mut table = RenderedTable::new(&["route", name]);
-    table.put("upstream", upstream.to_string());
+    if let Some(registry) = registry {
+        table.put("registry", registry.as_str());
+        table.put("hosts", texts(hosts));
+    }
+    if !is_of_host {
+        table.put("upstream", upstream.to_string());
+    }
     table.put("header", header.as_str());
     table.put("prefix", prefix.as_str());
     if secret.is_some() {
         table.put("secret", REDACTED);
     }
-    let lines: Vec<String> = allow.iter().map(ToString::to_string).collect();
-    table.put("allow", texts(&lines));
-    table.put("query", texts(query));
+    if registry.is_none() {
+        let lines: Vec<String> = allow.iter().map(ToString::to_string).collect();
+        table.put("allow", texts(&lines));
+        table.put("query", texts(query));
+    }
     table.put("port", i64::from(*port));
     if let Some(ca) = ca {
         table.put("ca", path(&ca.path));
     }
     route.show_keys(&mut table, "");
+    if registry.is_some() {
+        let is_of_models = |key: &String| MODEL_KEYS.contains(&key.as_str());
+        table
+            .entries
+            .retain(|(path, _)| !path.iter().any(is_of_models));
+    }
     timeouts.show_keys(&mut table, "timeouts.");
     table
 }

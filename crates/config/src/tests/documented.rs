@@ -97,6 +97,8 @@ impl Row {
                 format!("{BARE}{url}{set}")
             }
             "pool.NAME.delegate" => format!("{BARE}delegate.own.command = [\"/x\"]\n{set}"),
+            "route.NAME.registry" => format!("{BARE_REGISTRY}{set}"),
+            "route.NAME.hosts" => format!("{BARE_REGISTRY}route.own.registry = \"npm\"\n{set}"),
             "route.NAME.upstream" | "route.NAME.allow" => {
                 let name = self.key.replace("NAME", "own");
                 let others = BARE.lines().filter(|line| !line.starts_with(&name));
@@ -176,6 +178,11 @@ route.own.upstream = \"http://127.0.0.1:8089\"
 route.own.allow = [\"GET /x\"]
 ";
 
+const BARE_REGISTRY: &str = "\
+pool.demo.command = [\"agent\"]
+route.own.kind = \"registry\"
+";
+
 const BARE_HOOK: &str = "\
 pool.demo.command = [\"agent\"]
 route.own.upstream = \"http://127.0.0.1:8089\"
@@ -215,6 +222,8 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.egress.timeouts.idle", "\"1m\""),
     ("pool.NAME.egress.timeouts.total", "\"10m\""),
     ("route.NAME.upstream", "\"http://127.0.0.1\""),
+    ("route.NAME.registry", "\"pypi\""),
+    ("route.NAME.hosts", "[\"files.example.com\"]"),
     ("route.NAME.secret", "\"env:KEY\""),
     ("route.NAME.allow", "[\"POST /v1/*\"]"),
     ("route.NAME.port", "8080"),

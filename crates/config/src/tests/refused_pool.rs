@@ -461,6 +461,22 @@ fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
     route(&format!("{good}url = \"x\""), "did you mean upstream?");
     let two = format!("{}port = 9000\n[route.two]\n{good}port = 9000", own(good));
     refused_by(named, &two, "the routes own and two have the same port");
+    let registry = "kind = \"registry\"\nregistry = \"npm\"\n";
+    accepted_by(named, &own(registry));
+    accepted_by(named, &own(&format!("{registry}upstream = \"http://127.0.0.1:1\"\nhosts = [\"127.0.0.1:2\", \"a.example:8443\"]")));
+    route("kind = \"registry\"", "the route needs a registry");
+    route(&format!("{good}registry = \"npm\""), "registry needs kind = \"registry\"");
+    route(&format!("{good}hosts = [\"a.example\"]"), "only a route with kind = \"registry\" has hosts");
+    for key in ["allow = [\"PUT /x\"]", "query = [\"write\"]", "body_max = \"1M\"", "server_tools = true"] {
+        route(&format!("{registry}{key}"), "its requests follow from the kind of registry");
+    }
+    route(&format!("{registry}secret = \"env:KEY\""), "a secret needs an upstream in the same table");
+    route(&format!("{registry}hosts = [\"https://a.example\"]"), "expected a host name");
+    route(&format!("{registry}hosts = [\"127.0.0.1:1\"]"), "a host of this machine is only for an upstream that is one");
+    let many: Vec<String> = (0..33).map(|number| format!("\"h{number}.example\"")).collect();
+    route(&format!("{registry}hosts = [{}]", many.join(", ")), "a route has at most 32 hosts");
+    let both = format!("{}[route.two]\n{registry}[route.own]\n{registry}", script("network = \"routes\"\nroutes = [\"own\", \"two\"]"));
+    refused_by(named, &both, "lead to registries of one kind");
     // Another upstream does not get the key of the one that is built in.
     let moved = format!("{}[route.openai]\nupstream = \"https://evil.example\"\n", script(""));
     refused_by(named, &moved, "the route needs a secret for \"evil.example\"");

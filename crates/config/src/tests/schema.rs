@@ -76,6 +76,13 @@ const BEYOND: &[&str] = &[
     "a list has at most",
     "the route needs",
     "cannot carry a key",
+    "registry needs kind",
+    "has hosts",
+    "its requests follow from the kind of registry",
+    "a secret needs an upstream",
+    "a host of this machine is only",
+    "a route has at most 32 hosts",
+    "lead to registries of one kind",
     "expected a host name or address",
     // Names and places that mean something.
     "cannot be bound as a whole",

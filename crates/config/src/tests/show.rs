@@ -128,6 +128,15 @@ upstream = "https://models.example.com/base"
 allow = ["POST /v1/messages"]
 secret = "file:key"
 ca = "ca.pem"
+[route.packages]
+kind = "registry"
+registry = "npm"
+hosts = ["files.example.com"]
+[route.mirror]
+kind = "registry"
+registry = "pypi"
+upstream = "https://mirror.example.com/simple"
+secret = "file:key"
 [sandbox.own]
 [policy.own]
 file = "own.toml"

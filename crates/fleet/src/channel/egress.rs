@@ -8,7 +8,9 @@ use std::sync::Arc;
 use super::state::ChannelState;
 use crate::messages::{ChannelEvent, ChannelMsg, ChannelRef};
 use marshal_model::Event;
-use marshal_proxy::egress_proxy::{EgressProxy, EgressRecord, Listener, SystemResolver};
+use marshal_proxy::egress_proxy::{
+    EgressProxy, EgressRecord, Listener, RecordSink, SystemResolver,
+};
 
 impl ChannelState {
     /// Serves the last of the child's listeners as its egress proxy, if the pool has one.
@@ -25,21 +27,19 @@ impl ChannelState {
             }
             None => return,
         };
-        let to = myself.clone();
         self.egress_proxy = Some(EgressProxy::start(
             listener,
             Arc::clone(rules),
             &self.slot,
             Arc::new(SystemResolver),
-            // The proxy bounds the rate of these records.
-            Box::new(move |record| {
-                let _ = to.send_message(ChannelMsg::Egress(Box::new(record)));
-            }),
+            record_sink(myself),
         ));
     }
 
-    /// Ends the proxy of a child that is gone, and reports the rest of its connections.
-    pub(super) fn end_proxy(&mut self) {
+    /// Ends the proxies of a child that is gone, and reports the rest of their connections.
+    pub(super) fn end_proxies(&mut self) {
+        let routes = std::mem::take(&mut self.model_proxy);
+        self.send_egress_events(routes.finish());
         if let Some(proxy) = self.egress_proxy.take() {
             self.send_egress_events(proxy.finish());
         }
@@ -56,6 +56,14 @@ impl ChannelState {
             self.send(events, None);
         }
     }
+}
+
+/// Where records go. The proxy bounds their rate.
+pub(super) fn record_sink(to: &ChannelRef) -> RecordSink {
+    let to = to.clone();
+    Box::new(move |record| {
+        let _ = to.send_message(ChannelMsg::Egress(Box::new(record)));
+    })
 }
 
 fn to_egress_event(record: EgressRecord) -> Event {

@@ -13,7 +13,7 @@ use super::client::ClientRequests;
 use super::deadlines::Drain;
 use super::stdin::{QueueError, Stdin};
 use super::stdout::StreamEnd;
-use super::{Cause, stderr, stdout};
+use super::{Cause, egress, stderr, stdout};
 use crate::clock;
 use crate::credit::{CreditPermit, Credits};
 use crate::live_actor::LiveActor;
@@ -122,6 +122,7 @@ impl ChannelState {
             &self.slot,
             &self.rate_limit_watch,
             &self.usage_meter,
+            egress::record_sink(myself),
         );
         self.keeper = Some(child.keeper);
         let to = myself.clone();
@@ -281,11 +282,10 @@ impl ChannelState {
             .and_then(|ended| ended.group_outcome.as_deref());
         self.shared.slots.usage(&self.slot).child_ended(group);
         self.ended = Some(ProcessExit(ended));
-        self.model_proxy = ModelProxy::default();
         if let Some(clients) = &mut self.client_requests {
             clients.tools.clear();
         }
-        self.end_proxy();
+        self.end_proxies();
         self.ladder.record_exit();
         self.deadlines.on_turn_ended();
         // Every writer of the pipe is dead: only the bytes that are in it are left.

@@ -133,3 +133,19 @@ pub const TOOL_OPTION_BYTES: usize = 200;
 /// What one child's connections hold at most beside the texts of their calls, in bytes: a line
 /// that is not whole yet and its successor, and one answer being written.
 pub const TOOL_BUFFER_BYTES: usize = TOOL_CONNECTIONS * 3 * TOOL_LINE_BYTES;
+
+/// Hosts besides its upstream that a route to a registry may lead to.
+pub const REGISTRY_HOSTS: usize = 32;
+
+/// Redirects that one request to a registry follows.
+pub const REGISTRY_REDIRECTS: usize = 5;
+
+/// Bytes of one page of a registry that tells which packages there are. The pages of the largest
+/// packages have some tens of megabytes; they pass in pieces.
+pub const REGISTRY_PAGE_BYTES: u64 = 256 << 20;
+
+/// Bytes of one file of a registry. The largest packages have a few gigabytes.
+pub const REGISTRY_FILE_BYTES: u64 = 8 << 30;
+
+/// Bytes of the description of a cargo registry, which is read whole.
+pub const REGISTRY_CONFIG_BYTES: usize = 64 << 10;

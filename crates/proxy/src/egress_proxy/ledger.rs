@@ -82,7 +82,7 @@ struct Inner {
 }
 
 /// The records of one child.
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     pub(super) slot: SlotId,
     pub(super) meters: EgressMeters,
     sink: RecordSink,
@@ -98,7 +98,7 @@ impl std::fmt::Debug for Ledger {
 }
 
 impl Ledger {
-    pub(super) fn new(slot: SlotId, tell: RecordSink) -> Self {
+    pub(crate) fn new(slot: SlotId, tell: RecordSink) -> Self {
         Self {
             meters: EgressMeters::new(&slot.pool),
             slot,
@@ -153,6 +153,18 @@ impl Ledger {
         });
     }
 
+    /// Counts a request for a host that no rule names, which was refused.
+    pub(crate) fn record_denied_host(&self, host: String, port: u16) {
+        self.add_record(EgressRecord {
+            destination: Some((host, port)),
+            result: EgressResult::NotAllowed,
+            connections: 1,
+            sent: 0,
+            received: 0,
+            took: Duration::ZERO,
+        });
+    }
+
     fn add_record(&self, record: EgressRecord) {
         self.meters.record_ended(record.result);
         let mut inner = self.lock();
@@ -189,7 +201,7 @@ impl Ledger {
 
     /// Waits until a pending record may be written, and writes all that may. Cancelling and calling
     /// it again does not lengthen the wait.
-    pub(super) async fn flush_due(&self) {
+    pub(crate) async fn flush_due(&self) {
         loop {
             let at = {
                 let mut inner = self.lock();
@@ -231,7 +243,7 @@ impl Ledger {
     }
 
     /// Ends all open connections, because the child has ended. Returns the records not yet written.
-    pub(super) fn finish(&self) -> Vec<EgressRecord> {
+    pub(crate) fn finish(&self) -> Vec<EgressRecord> {
         let mut inner = self.lock();
         inner.closed = true;
         for open in std::mem::take(&mut inner.open).into_values() {

@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 
 use connection::EgressContext;
 pub use ledger::EgressRecord;
-use ledger::Ledger;
+pub(crate) use ledger::Ledger;
 use marshal_config::Egress;
 use marshal_model::SlotId;
 pub use resolve::{LookupFuture, LookupPermit, Resolve, SystemResolver};

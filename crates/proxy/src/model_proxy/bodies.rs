@@ -15,9 +15,9 @@ use tokio::time::Sleep;
 
 use super::connection::RouteContext;
 use super::usage_meter::MeteredRequest;
-use crate::route::{KeyForms, KeyGuard, Tokens, UsageReader, announced_wait_in_body};
+use crate::route::{KeyForms, KeyGuard, PageRewriter, Tokens, UsageReader, announced_wait_in_body};
 use marshal_model::limits::RATE_LIMIT_BODY;
-use marshal_telemetry::event::route::{RouteAnswered, RouteRefused};
+use marshal_telemetry::event::route::RouteAnswered;
 use marshal_telemetry::labels::{RouteCode, RouteRefusal, RouteTokens};
 
 /// A complete request body.
@@ -99,13 +99,19 @@ impl Body for ResponseBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Full(body) => body.is_end_stream(),
-            Self::Streaming(body) => body.from.is_end_stream() && !body.key_guard.holds_back(),
+            Self::Streaming(body) => {
+                body.from.is_end_stream()
+                    && !body.key_guard.holds_back()
+                    && body.page_rewriter.is_none()
+            }
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Full(body) => body.size_hint(),
+            // A rewritten page has another length.
+            Self::Streaming(body) if body.page_rewriter.is_some() => SizeHint::default(),
             Self::Streaming(body) => body.from.size_hint(),
         }
     }
@@ -211,6 +217,10 @@ pub(super) struct StreamingBody {
     idle: Pin<Box<Sleep>>,
     idle_time: Duration,
     key_guard: KeyGuard,
+    /// Rewrites a registry's page.
+    page_rewriter: Option<PageRewriter>,
+    /// The bytes that may still come.
+    bytes_left: u64,
     /// The upstream's connection failed; the next poll reports it.
     has_failed: bool,
 }
@@ -230,8 +240,33 @@ impl StreamingBody {
             idle: Box::pin(tokio::time::sleep(idle_time)),
             idle_time,
             key_guard,
+            page_rewriter: None,
+            bytes_left: u64::MAX,
             has_failed: false,
         }
+    }
+
+    /// Rewrites the body.
+    pub(super) fn with_page_rewriter(mut self, rewriter: Option<PageRewriter>) -> Self {
+        self.page_rewriter = rewriter;
+        self
+    }
+
+    /// Cuts the body off behind this many bytes.
+    pub(super) const fn with_max_bytes(mut self, max_bytes: u64) -> Self {
+        self.bytes_left = max_bytes;
+        self
+    }
+
+    /// What is left when the upstream's body has ended.
+    fn finish(&mut self) -> io::Result<Vec<u8>> {
+        let rest = self.key_guard.finish();
+        let Some(mut rewriter) = self.page_rewriter.take() else {
+            return Ok(rest.to_vec());
+        };
+        let mut page = rewriter.feed(&rest).map_err(io::Error::other)?;
+        page.extend(rewriter.finish().map_err(io::Error::other)?);
+        Ok(page)
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
@@ -254,8 +289,9 @@ impl StreamingBody {
             let data = match frame {
                 None => {
                     self.record.charge.mark_complete();
-                    let rest = self.key_guard.finish();
-                    return Poll::Ready((!rest.is_empty()).then(|| Ok(Frame::data(rest))));
+                    let rest = self.finish().map(Bytes::from);
+                    let is_end = matches!(&rest, Ok(rest) if rest.is_empty());
+                    return Poll::Ready((!is_end).then(|| rest.map(Frame::data)));
                 }
                 Some(Err(_)) => {
                     self.record.charge.mark_cut_by_upstream();
@@ -272,21 +308,27 @@ impl StreamingBody {
                     Err(_) => continue,
                 },
             };
+            let size = data.len() as u64;
+            let Some(bytes_left) = self.bytes_left.checked_sub(size) else {
+                self.record.code = RouteCode::Failed;
+                return failed("the upstream's response is too long");
+            };
+            self.bytes_left = bytes_left;
             self.record.scan_for_wait(&data);
             self.record.charge.record_piece(data.len());
             if let Some(usage) = &mut self.record.usage {
                 usage.feed(&data);
             }
             let Ok(clear) = self.key_guard.pass(data) else {
-                let watch = &self.record.context.watch;
-                watch.record_refusal(RouteRefusal::KeyEcho);
-                RouteRefused {
-                    slot: &self.record.context.slot,
-                    route: &self.record.context.upstream.route.name,
-                    reason: RouteRefusal::KeyEcho,
-                }
-                .emit();
+                self.record.context.record_refused(RouteRefusal::KeyEcho);
                 return failed("the upstream's response contained the key");
+            };
+            let clear = match &mut self.page_rewriter {
+                Some(rewriter) => match rewriter.feed(&clear) {
+                    Ok(page) => page.into(),
+                    Err(error) => return failed(&error.to_string()),
+                },
+                None => clear,
             };
             if self.from.is_end_stream() {
                 // Nobody may poll for the end of the stream, so mark it here.

@@ -19,6 +19,7 @@ use super::exchange;
 use super::rate_limits::RateLimitWatch;
 use super::upstream::Upstream;
 use super::usage_meter::UsageMeter;
+use crate::egress_proxy::Ledger;
 use crate::route::{Refusal, check_head};
 use marshal_model::SlotId;
 use marshal_model::limits::{ROUTE_BODIES_CHILD, ROUTE_HEAD_BYTES, ROUTE_HEADERS};
@@ -45,6 +46,8 @@ pub(super) struct RouteContext {
     pub(super) watch: Arc<RateLimitWatch>,
     /// Checks and records what requests cost.
     pub(super) usage_meter: Arc<dyn UsageMeter>,
+    /// Records hosts that requests to a registry would have led to.
+    denied_hosts: Option<Arc<Ledger>>,
     /// Limits open connections.
     connection_permits: Arc<Semaphore>,
     refusal_permits: Arc<Semaphore>,
@@ -58,6 +61,7 @@ impl RouteContext {
         slot: SlotId,
         watch: Arc<RateLimitWatch>,
         purse: Arc<dyn UsageMeter>,
+        denied_hosts: Option<Arc<Ledger>>,
     ) -> Self {
         let places = usize::from(upstream.route.connections);
         let bodies = upstream
@@ -70,25 +74,55 @@ impl RouteContext {
             slot,
             watch,
             usage_meter: purse,
+            denied_hosts,
             connection_permits: Arc::new(Semaphore::new(places)),
             refusal_permits: Arc::new(Semaphore::new(MAX_REFUSING)),
             body_permits: Semaphore::new(usize::try_from(bodies).unwrap_or(Semaphore::MAX_PERMITS)),
         }
     }
 
+    /// What the sender of a refused request is sent.
+    pub(super) fn refusal_body(&self, refusal: &Refusal) -> String {
+        if self.upstream.route.registry.is_some() {
+            refusal.to_registry_json()
+        } else {
+            refusal.to_json()
+        }
+    }
+
     /// Counts a refusal.
     pub(super) fn record_refusal(&self, refusal: &Refusal) {
         if let Some(reason) = refusal.reason {
-            self.watch.record_refusal(reason);
-            RouteRefused {
-                slot: &self.slot,
-                route: &self.upstream.route.name,
-                reason,
-            }
-            .emit();
+            self.record_refused(reason);
+        }
+        if let Some(host) = &refusal.denied_host
+            && let Some(ledger) = &self.denied_hosts
+        {
+            let (host, port) = match host.rsplit_once(':') {
+                Some((name, port)) if !port.ends_with(']') => (name, port.parse().ok()),
+                _ => (host.as_str(), None),
+            };
+            ledger.record_denied_host(host.to_owned(), port.unwrap_or(HTTPS_PORT));
         }
     }
+
+    /// Counts a refusal for this reason.
+    pub(super) fn record_refused(&self, reason: RouteRefusal) {
+        // Of a registry it says nothing about the model, whose turn goes on.
+        if self.upstream.route.registry.is_none() {
+            self.watch.record_refusal(reason);
+        }
+        RouteRefused {
+            slot: &self.slot,
+            route: &self.upstream.route.name,
+            reason,
+        }
+        .emit();
+    }
 }
+
+/// The port of a host that is named without one.
+const HTTPS_PORT: u16 = 443;
 
 /// An open connection, counted in the metrics until dropped.
 struct OpenConnection(Arc<RouteContext>);
@@ -145,9 +179,10 @@ pub(super) async fn serve(listener: TcpListener, gate: Arc<RouteContext>) {
         );
         let refusal = Refusal::new(RouteRefusal::Connections, 503, why);
         gate.record_refusal(&refusal);
+        let response = refusal.to_http(&gate.refusal_body(&refusal));
         if let Ok(place) = Arc::clone(&gate.refusal_permits).try_acquire_owned() {
             connections.spawn(async move {
-                send_refusal(stream, &refusal).await;
+                send_refusal(stream, &response).await;
                 drop(place);
             });
         }
@@ -156,9 +191,9 @@ pub(super) async fn serve(listener: TcpListener, gate: Arc<RouteContext>) {
 
 /// Sends the response and waits until it is read: closing a socket with unread input resets the
 /// connection and discards what was sent.
-async fn send_refusal(mut stream: TcpStream, refusal: &Refusal) {
+async fn send_refusal(mut stream: TcpStream, response: &[u8]) {
     let telling = async {
-        stream.write_all(&refusal.to_http()).await?;
+        stream.write_all(response).await?;
         stream.shutdown().await?;
         let mut sink = [0; 4096];
         while stream.read(&mut sink).await? > 0 {}
@@ -184,7 +219,8 @@ async fn handle_connection(mut stream: TcpStream, gate: Arc<RouteContext>) {
     };
     if let Err(refusal) = checked {
         gate.record_refusal(&refusal);
-        return send_refusal(stream, &refusal).await;
+        let response = refusal.to_http(&gate.refusal_body(&refusal));
+        return send_refusal(stream, &response).await;
     }
     let (reader, writer) = stream.into_split();
     let whole = io::Cursor::new(begun).chain(reader);

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::bodies::{FullBody, RequestRecord, ResponseBody, StreamingBody, now};
 use super::connection::{BODY_PERMIT_BYTES, RouteContext};
+use super::registry;
 use super::upstream::KeyedClient;
 use super::usage_meter::{BillingInfo, MeteredRequest};
 use crate::route::{
@@ -41,12 +42,18 @@ pub(super) async fn handle_request(
     request: Request<Incoming>,
     deadline: Instant,
 ) -> Response<ResponseBody> {
-    match forward(&gate, request, deadline).await {
+    let forwarded = if gate.upstream.route.registry.is_some() {
+        registry::forward(&gate, request, deadline).await
+    } else {
+        forward(&gate, request, deadline).await
+    };
+    match forwarded {
         Ok(response) => response,
         Err(refusal) => {
             gate.record_refusal(&refusal);
-            let mut response =
-                Response::new(ResponseBody::Full(FullBody::from_bytes(refusal.to_json())));
+            let mut response = Response::new(ResponseBody::Full(FullBody::from_bytes(
+                gate.refusal_body(&refusal),
+            )));
             *response.status_mut() =
                 StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::BAD_GATEWAY);
             let json = HeaderValue::from_static("application/json");
@@ -208,7 +215,7 @@ async fn read_body<'g>(
 }
 
 /// Reads and discards the rest of a request until the deadline.
-async fn discard(from: &mut Incoming, deadline: Instant) {
+pub(super) async fn discard(from: &mut Incoming, deadline: Instant) {
     let deadline = deadline.min(Instant::now() + DISCARD);
     let reading = async {
         while let Some(Ok(_)) = std::future::poll_fn(|cx| Pin::new(&mut *from).poll_frame(cx)).await
@@ -279,16 +286,17 @@ fn build_upstream_request(
     Ok(request)
 }
 
-async fn send_upstream(
-    gate: &Arc<RouteContext>,
+/// Sends a request and waits for the head of its response.
+pub(super) async fn request_upstream(
+    gate: &RouteContext,
     keyed: &KeyedClient,
     request: Request<FullBody>,
-    mut record: RequestRecord,
-) -> Result<Response<ResponseBody>, Refusal> {
+    record: &mut RequestRecord,
+) -> Result<Response<Incoming>, Refusal> {
     let route = &gate.upstream.route;
     let answer = keyed.client.request(request);
     let answer = tokio::time::timeout(route.timeouts.answer, answer).await;
-    let answer = answer
+    answer
         .map_err(|_| {
             let what = format!(
                 "the upstream of the route {} did not answer in time",
@@ -299,7 +307,17 @@ async fn send_upstream(
         .map_err(|error| {
             record.charge.mark_cut_by_upstream();
             upstream_failure(gate, 502, describe_failure(&route.name, &error))
-        })?;
+        })
+}
+
+async fn send_upstream(
+    gate: &Arc<RouteContext>,
+    keyed: &KeyedClient,
+    request: Request<FullBody>,
+    mut record: RequestRecord,
+) -> Result<Response<ResponseBody>, Refusal> {
+    let route = &gate.upstream.route;
+    let answer = request_upstream(gate, keyed, request, &mut record).await?;
     let (head, from) = answer.into_parts();
     let status = head.status.as_u16();
     let text = |name| {
@@ -361,7 +379,7 @@ async fn send_upstream(
 }
 
 /// Refuses with an upstream failure, and logs it without any text of the upstream.
-fn upstream_failure(gate: &RouteContext, status: u16, what: String) -> Refusal {
+pub(super) fn upstream_failure(gate: &RouteContext, status: u16, what: String) -> Refusal {
     tracing::info!(slot = %gate.slot, route = gate.upstream.route.name, what, "a request to an upstream failed");
     Refusal::upstream(status, what)
 }

@@ -16,6 +16,7 @@ mod bodies;
 mod connection;
 mod exchange;
 mod rate_limits;
+mod registry;
 mod tls;
 mod upstream;
 mod usage_meter;
@@ -33,16 +34,21 @@ pub use upstream::{KeyedClient, Upstream, UpstreamError};
 pub use usage_meter::{BillingInfo, Unmetered, UsageMeter};
 pub use webhook::{WebhookClient, WebhookError, WebhookSetupError};
 
+use crate::egress_proxy::{EgressRecord, Ledger, RecordSink};
 use connection::RouteContext;
 use marshal_model::SlotId;
 
 /// The model proxies of one child. Dropping it ends all their connections and closes their sockets.
 #[derive(Debug, Default)]
-pub struct ModelProxy(Vec<JoinHandle<()>>);
+pub struct ModelProxy {
+    tasks: Vec<JoinHandle<()>>,
+    /// Hosts that requests to registries would have led to, if the child has a registry.
+    denied_hosts: Option<Arc<Ledger>>,
+}
 
 impl Drop for ModelProxy {
     fn drop(&mut self) {
-        for relay in &self.0 {
+        for relay in &self.tasks {
             relay.abort();
         }
     }
@@ -50,7 +56,8 @@ impl Drop for ModelProxy {
 
 impl ModelProxy {
     /// Serves a child's sockets, each for the upstream at the same index; `usage_meter` checks and
-    /// records the costs. Must run inside a tokio runtime.
+    /// records the costs, and `tell` receives the hosts that no registry's rule names. Must run
+    /// inside a tokio runtime.
     #[must_use]
     pub fn start(
         listeners: Vec<StdListener>,
@@ -58,7 +65,10 @@ impl ModelProxy {
         slot: &SlotId,
         watch: &Arc<RateLimitWatch>,
         purse: &Arc<dyn UsageMeter>,
+        tell: RecordSink,
     ) -> Self {
+        let has_registry = upstreams.iter().any(|up| up.route.registry.is_some());
+        let denied_hosts = has_registry.then(|| Arc::new(Ledger::new(slot.clone(), tell)));
         let pairs = listeners.into_iter().zip(upstreams);
         let start = |(listener, upstream): (StdListener, &Arc<Upstream>)| {
             let listener = listener
@@ -69,9 +79,36 @@ impl ModelProxy {
                 )
                 .ok()?;
             let (watch, purse) = (Arc::clone(watch), Arc::clone(purse));
-            let gate = RouteContext::new(Arc::clone(upstream), slot.clone(), watch, purse);
+            let denied_hosts = denied_hosts.clone();
+            let gate = RouteContext::new(
+                Arc::clone(upstream),
+                slot.clone(),
+                watch,
+                purse,
+                denied_hosts,
+            );
             Some(tokio::spawn(connection::serve(listener, Arc::new(gate))))
         };
-        Self(pairs.filter_map(start).collect())
+        let mut tasks: Vec<JoinHandle<()>> = pairs.filter_map(start).collect();
+        if let Some(ledger) = &denied_hosts {
+            let ledger = Arc::clone(ledger);
+            tasks.push(tokio::spawn(async move {
+                loop {
+                    ledger.flush_due().await;
+                }
+            }));
+        }
+        Self {
+            tasks,
+            denied_hosts,
+        }
+    }
+
+    /// Ends the proxies; returns the records of denied hosts that were not yet written.
+    #[must_use]
+    pub fn finish(self) -> Vec<EgressRecord> {
+        let ledger = self.denied_hosts.clone();
+        drop(self);
+        ledger.map_or_else(Vec::new, |ledger| ledger.finish())
     }
 }

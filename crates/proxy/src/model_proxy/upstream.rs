@@ -13,7 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::bodies::RequestBody;
 use super::tls::{TlsError, client_config};
-use crate::route::KeyForms;
+use crate::route::{KeyForms, REGISTRY_CONTENTS};
 use marshal_config::{Route, Secret};
 use marshal_model::limits::{ROUTE_IDLE_TIME, ROUTE_IDLE_UPSTREAM};
 
@@ -44,7 +44,7 @@ pub struct Upstream {
     pub(super) route: Route,
     /// What depends on the key. A request keeps what it began with to its end.
     keyed: ArcSwap<KeyedClient>,
-    /// The lines of the allow list, as text.
+    /// The lines of the allow list, or the kinds of content of a registry, as text.
     pub(super) allow_lines: Vec<String>,
 }
 
@@ -78,7 +78,10 @@ impl Upstream {
     pub fn new(route: &Route) -> Result<Self, UpstreamError> {
         Ok(Self {
             keyed: ArcSwap::from_pointee(KeyedClient::new(route, route.secret.as_ref())?),
-            allow_lines: route.allow.iter().map(ToString::to_string).collect(),
+            allow_lines: match route.registry {
+                Some(_) => REGISTRY_CONTENTS.map(str::to_owned).to_vec(),
+                None => route.allow.iter().map(ToString::to_string).collect(),
+            },
             route: route.clone(),
         })
     }

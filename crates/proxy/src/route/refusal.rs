@@ -13,6 +13,8 @@ pub struct Refusal {
     pub status: u16,
     /// One sentence for the sender. It may quote the request, so it must not be logged.
     pub message: String,
+    /// The host that the request would have led to, if no rule names it.
+    pub denied_host: Option<String>,
 }
 
 impl Refusal {
@@ -23,6 +25,7 @@ impl Refusal {
             reason: Some(reason),
             status,
             message: message.into(),
+            denied_host: None,
         }
     }
 
@@ -33,6 +36,7 @@ impl Refusal {
             reason: None,
             status,
             message: message.into(),
+            denied_host: None,
         }
     }
 
@@ -58,10 +62,21 @@ impl Refusal {
         .to_string()
     }
 
-    /// The whole response as bytes, for connections without an HTTP server.
+    /// The response body as clients of registries show it: npm prints `error`, and cargo `errors`.
     #[must_use]
-    pub fn to_http(&self) -> Vec<u8> {
-        let body = self.to_json();
+    pub fn to_registry_json(&self) -> String {
+        let message = format!("marshal: {}", self.message);
+        json!({
+            "error": message,
+            "errors": [{ "detail": message }],
+            "reason": self.reason_code(),
+        })
+        .to_string()
+    }
+
+    /// A whole response with this body as bytes, for connections without an HTTP server.
+    #[must_use]
+    pub fn to_http(&self, body: &str) -> Vec<u8> {
         format!(
             "HTTP/1.1 {} Refused\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
             self.status,

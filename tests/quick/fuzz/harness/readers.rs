@@ -327,7 +327,11 @@ fn grows<T: PartialEq + std::fmt::Debug>(input: &[u8], read: Reads<'_, T>) {
 pub(super) fn route(input: &[u8]) {
     if let Err(refusal) = route::check_head(input) {
         let _: Value = serde_json::from_str(&refusal.to_json()).expect("JSON");
-        assert!(refusal.to_http().starts_with(b"HTTP/1.1 "));
+        assert!(
+            refusal
+                .to_http(&refusal.to_json())
+                .starts_with(b"HTTP/1.1 ")
+        );
     }
     let _ = route::inspect_body(Some("application/json"), input);
     let _ = route::inspect_body(None, input);

@@ -59,6 +59,8 @@ pub(crate) fn environment(
     }
     let proxy = pool.proxy_variables().into_iter();
     env.extend(proxy.map(|(name, value)| (name.to_owned(), value)));
+    let registries = pool.registry_variables().into_iter();
+    env.extend(registries.map(|(name, value)| (name.to_owned(), value)));
     let caches = pool.cache_variables();
     env.extend(caches.map(|(name, value)| (name.to_owned(), value)));
     for name in &config.pass {

@@ -383,15 +383,7 @@ pub(crate) async fn prepare(
         let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
         let session = order.session.clone();
         blocking(ambient, move || {
-            let mut texts: BTreeMap<String, String> = routed_files(&pool.config);
-            // What the configuration names is used instead of what a login left.
-            let mut files = login::files(shared.state.path(), &pool.config.name);
-            files.extend(pool.config.home_files.clone());
-            files.retain(|inside, _| !texts.contains_key(inside));
-            for (inside, text) in &pool.config.home_texts {
-                let filled = || fill_routes(text, &pool.config.routes);
-                texts.entry(inside.clone()).or_insert_with(filled);
-            }
+            let (files, texts) = home_contents(shared.state.path(), &pool.config);
             let filling = HomeContents {
                 files: &files,
                 texts: &texts,
@@ -615,6 +607,28 @@ fn launch_plan(
         sandbox: sandbox_spec,
         preamble: Vec::new(),
     })
+}
+
+/// The files and texts of a new home.
+fn home_contents(
+    state: &Path,
+    pool: &PoolConfig,
+) -> (BTreeMap<String, PathBuf>, BTreeMap<String, String>) {
+    let mut texts = routed_files(pool);
+    // What the configuration names is used instead of what a login left.
+    let mut files = login::files(state, &pool.name);
+    files.extend(pool.home_files.clone());
+    files.retain(|inside, _| !texts.contains_key(inside));
+    for (inside, text) in &pool.home_texts {
+        let filled = || fill_routes(text, &pool.routes);
+        texts.entry(inside.clone()).or_insert_with(filled);
+    }
+    for (inside, text) in pool.registry_files() {
+        if !files.contains_key(inside) {
+            texts.entry(inside.to_owned()).or_insert(text);
+        }
+    }
+    (files, texts)
 }
 
 /// The most bytes of a file of `home_files` in which the addresses of routes are filled in.
