@@ -9,14 +9,27 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::settings::{ANY_TIME, Integer, Size, Switch, Time, settings};
+use super::settings::{ANY_TIME, Integer, Keyword, Size, Switch, Time, settings};
+use super::table::keywords;
 use super::types::Secret;
-use marshal_model::limits;
+use marshal_model::{limits, string_enum};
+
+string_enum!(
+    /// What an upstream is, and with it which rules its requests are checked by.
+    RouteKind {
+        /// A model provider: the requests of an allow list, with inspected bodies.
+        Model = "model",
+    }
+);
+
+keywords!(RouteKind);
 
 settings! {
     /// One route of the model proxy.
     #[derive(Debug, Clone)]
     pub struct Route {
+        /// What the upstream is.
+        kind: RouteKind = RouteKind::Model, Keyword;
         /// The longest request body, in bytes.
         body_max: u64 = 32 << 20, Size(BODY_BYTES);
         /// Whether bodies may name tools that the provider runs, remote servers and remote files.

@@ -31,7 +31,7 @@ use super::http::{HttpConfig, NamedToken};
 use super::policy_uses::PolicyUses;
 use super::role::{ChatConfig, RegisteredWorkspace, Role};
 pub use super::route::{
-    AllowedRequest, CertificateAuthorities, Route, RoutePort, RouteTimeouts, Upstream,
+    AllowedRequest, CertificateAuthorities, Route, RouteKind, RoutePort, RouteTimeouts, Upstream,
     UpstreamError, fill_routes, is_path_byte, is_plain_path, unknown_route,
 };
 use super::settings::{ANY_TIME, Integer, Keyword, Size, Switch, Time, TimeOrNone, settings};

@@ -6,6 +6,7 @@ use super::{RenderedTable, path, texts};
 
 pub(super) fn route(route: &Route) -> RenderedTable {
     let Route {
+        kind: _,
         name,
         upstream,
         header,
