@@ -1,12 +1,12 @@
 //! Routes and pauses as they are shown. No key is shown.
 
 use super::super::environment::REDACTED;
-use super::super::types::{Route, RoutePort};
+use super::super::types::{GitRoute, Route, RouteKind, RoutePort};
 use super::{RenderedTable, path, texts};
 
 pub(super) fn route(route: &Route) -> RenderedTable {
     let Route {
-        kind: _,
+        kind,
         name,
         upstream,
         header,
@@ -20,6 +20,7 @@ pub(super) fn route(route: &Route) -> RenderedTable {
         ca,
         connections: _,
         timeouts,
+        git,
     } = route;
     let mut table = RenderedTable::new(&["route", name]);
     table.put("upstream", upstream.to_string());
@@ -28,9 +29,24 @@ pub(super) fn route(route: &Route) -> RenderedTable {
     if secret.is_some() {
         table.put("secret", REDACTED);
     }
-    let lines: Vec<String> = allow.iter().map(ToString::to_string).collect();
-    table.put("allow", texts(&lines));
-    table.put("query", texts(query));
+    if *kind == RouteKind::Git {
+        let GitRoute {
+            user: _,
+            push_max: _,
+            repositories,
+            push,
+        } = git;
+        if !repositories.is_empty() {
+            table.put("repositories", texts(repositories));
+        }
+        let refs: Vec<String> = push.iter().map(|of| of.as_str().to_owned()).collect();
+        table.put("push", texts(&refs));
+        git.show_keys(&mut table, "");
+    } else {
+        let lines: Vec<String> = allow.iter().map(ToString::to_string).collect();
+        table.put("allow", texts(&lines));
+        table.put("query", texts(query));
+    }
     table.put("port", i64::from(*port));
     if let Some(ca) = ca {
         table.put("ca", path(&ca.path));

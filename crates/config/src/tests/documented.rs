@@ -103,6 +103,7 @@ impl Row {
                 let others: Vec<_> = others.collect();
                 format!("{}\n{set}", others.join("\n"))
             }
+            key if GIT_ROUTE_KEYS.contains(&key) => format!("{BARE_GIT}{set}"),
             "http.tls.certificate" => format!("{BARE}http.tls.key = \"/k\"\n{set}"),
             "http.tls.key" => format!("{BARE}http.tls.certificate = \"c\"\n{set}"),
             "token.NAME.file" => format!("{BARE}token.own.role = \"read\"\n{set}"),
@@ -139,6 +140,8 @@ impl Row {
             BARE_DRIVEN
         } else if self.key.starts_with(FILE_KEYS) {
             BARE_FILES
+        } else if GIT_ROUTE_KEYS.contains(&self.key) {
+            BARE_GIT
         } else if self.key.starts_with("hook.NAME.") {
             BARE_HOOK
         } else {
@@ -158,6 +161,13 @@ route.own.upstream = \"http://127.0.0.1:8089\"
 route.own.allow = [\"GET /x\"]
 ";
 
+const GIT_ROUTE_KEYS: &[&str] = &[
+    "route.NAME.repositories",
+    "route.NAME.push",
+    "route.NAME.push_max",
+    "route.NAME.user",
+];
+
 const FILE_KEYS: &str = "pool.NAME.file_plane.";
 
 const BARE_FILES: &str = "\
@@ -174,6 +184,12 @@ const BARE: &str = "\
 pool.demo.command = [\"agent\"]
 route.own.upstream = \"http://127.0.0.1:8089\"
 route.own.allow = [\"GET /x\"]
+";
+
+const BARE_GIT: &str = "\
+pool.demo.command = [\"agent\"]
+route.own.upstream = \"http://127.0.0.1:8089\"
+route.own.kind = \"git\"
 ";
 
 const BARE_HOOK: &str = "\
@@ -216,6 +232,8 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.egress.timeouts.total", "\"10m\""),
     ("route.NAME.upstream", "\"http://127.0.0.1\""),
     ("route.NAME.secret", "\"env:KEY\""),
+    ("route.NAME.user", "\"x-access-token\""),
+    ("route.NAME.repositories", "[\"owner/name\"]"),
     ("route.NAME.allow", "[\"POST /v1/*\"]"),
     ("route.NAME.port", "8080"),
     ("route.NAME.ca", "\"ca.pem\""),

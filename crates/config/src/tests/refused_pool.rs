@@ -459,6 +459,22 @@ fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
     route(&format!("{good}connections = 0"), "expected an integer from 1 to 256");
     route(&format!("{good}body_max = \"1G\""), "expected a size from 1K to 128M");
     route(&format!("{good}url = \"x\""), "did you mean upstream?");
+    let git = "kind = \"git\"\nupstream = \"https://forge.example/a/b.git\"\nsecret = \"env:KEY\"\n";
+    accepted_by(named, &own(&format!("{git}user = \"x-access-token\"\npush = [\"refs/heads/next\", \"refs/heads/a/*\"]\nrepositories = [\"a/b\", \"c/*\"]\npush_max = \"1M\"")));
+    accepted_by(named, &own(&format!("{git}push = []")));
+    let of_git = |keys: &str, expect: &str| route(&format!("{git}{keys}"), expect);
+    of_git("allow = [\"GET /x\"]", "allow is not for a route of kind \"git\"");
+    of_git("query = [\"x\"]", "query is not for a route of kind \"git\"");
+    of_git("server_tools = true", "server_tools is not for a route of kind \"git\"");
+    of_git("push = [\"refs/tags/*\"]", "expected a branch such as \"refs/heads/next\"");
+    of_git("push = [\"refs/heads/a*\"]", "expected a branch such as \"refs/heads/next\"");
+    of_git("repositories = [\"/a\"]", "expected the path of a repository below the upstream");
+    of_git("repositories = [\"a/../b\"]", "expected the path of a repository below the upstream");
+    of_git("push_max = \"2G\"", "expected a size from 1K to 1G");
+    of_git("user = \"a:b\"", "expected 1 to 64 letters, digits and");
+    of_git("header = \"x-key\"\nuser = \"a\"", "with user the key is in the header authorization");
+    of_git(&format!("push = [{}]", vec!["\"refs/heads/a\""; 65].join(", ")), "expected at most 64 entries, found 65");
+    route(&format!("{good}push = []"), "push is not for a route of kind \"model\"");
     let two = format!("{}port = 9000\n[route.two]\n{good}port = 9000", own(good));
     refused_by(named, &two, "the routes own and two have the same port");
     // Another upstream does not get the key of the one that is built in.

@@ -76,6 +76,9 @@ const BEYOND: &[&str] = &[
     "a list has at most",
     "the route needs",
     "cannot carry a key",
+    "is not for a route of kind",
+    "with user the key is in the header",
+    "expected at most 64 entries",
     "expected a host name or address",
     // Names and places that mean something.
     "cannot be bound as a whole",
