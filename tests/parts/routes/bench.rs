@@ -112,7 +112,7 @@ impl Bench {
             {
                 let purse: Arc<dyn marshal_proxy::model_proxy::UsageMeter> =
                     Arc::new(marshal_proxy::model_proxy::Unmetered);
-                ModelProxy::start(vec![listener], &[upstream], &slot, &watch, &purse)
+                ModelProxy::start(vec![listener], &[upstream], &slot, &watch, &purse, None)
             }
         };
         Self {

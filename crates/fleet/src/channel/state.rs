@@ -117,6 +117,7 @@ impl ChannelState {
             &self.slot,
             &self.rate_limit_watch,
             &self.usage_meter,
+            None,
         );
         self.keeper = Some(child.keeper);
         let to = myself.clone();

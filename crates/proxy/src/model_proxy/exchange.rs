@@ -22,6 +22,7 @@ use crate::route::{
     AllowedRequest, ModelRequest, Refusal, UsageReader, announced_wait, filter_request_headers,
     inspect_body, is_free, is_limited, is_redirect, match_allow_list, passes_response_header,
 };
+use marshal_config::RouteKind;
 use marshal_model::limits::ROUTE_BODIES_BYTES;
 use marshal_telemetry::labels::RouteRefusal as Why;
 
@@ -41,6 +42,9 @@ pub(super) async fn handle_request(
     request: Request<Incoming>,
     deadline: Instant,
 ) -> Response<ResponseBody> {
+    if gate.upstream.route.kind == RouteKind::Git {
+        return super::git::handle_request(gate, request, deadline).await;
+    }
     match forward(&gate, request, deadline).await {
         Ok(response) => response,
         Err(refusal) => {
@@ -128,8 +132,8 @@ fn check_uncompressed(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// A body and its permits.
-struct Body<'g> {
-    bytes: Bytes,
+pub(super) struct Body<'g> {
+    pub(super) bytes: Bytes,
     _held: Option<BodyPermits<'g>>,
 }
 
@@ -153,7 +157,7 @@ impl<'g> BodyPermits<'g> {
     }
 }
 
-async fn read_body<'g>(
+pub(super) async fn read_body<'g>(
     from: &mut Incoming,
     gate: &'g RouteContext,
     deadline: Instant,
@@ -208,7 +212,7 @@ async fn read_body<'g>(
 }
 
 /// Reads and discards the rest of a request until the deadline.
-async fn discard(from: &mut Incoming, deadline: Instant) {
+pub(super) async fn discard(from: &mut Incoming, deadline: Instant) {
     let deadline = deadline.min(Instant::now() + DISCARD);
     let reading = async {
         while let Some(Ok(_)) = std::future::poll_fn(|cx| Pin::new(&mut *from).poll_frame(cx)).await
@@ -279,16 +283,17 @@ fn build_upstream_request(
     Ok(request)
 }
 
-async fn send_upstream(
-    gate: &Arc<RouteContext>,
+/// Sends a request and waits for the head of its response.
+pub(super) async fn request_upstream(
+    gate: &RouteContext,
     keyed: &KeyedClient,
     request: Request<FullBody>,
-    mut record: RequestRecord,
-) -> Result<Response<ResponseBody>, Refusal> {
+    record: &mut RequestRecord,
+) -> Result<Response<Incoming>, Refusal> {
     let route = &gate.upstream.route;
     let answer = keyed.client.request(request);
     let answer = tokio::time::timeout(route.timeouts.answer, answer).await;
-    let answer = answer
+    answer
         .map_err(|_| {
             let what = format!(
                 "the upstream of the route {} did not answer in time",
@@ -299,7 +304,17 @@ async fn send_upstream(
         .map_err(|error| {
             record.charge.mark_cut_by_upstream();
             upstream_failure(gate, 502, describe_failure(&route.name, &error))
-        })?;
+        })
+}
+
+async fn send_upstream(
+    gate: &Arc<RouteContext>,
+    keyed: &KeyedClient,
+    request: Request<FullBody>,
+    mut record: RequestRecord,
+) -> Result<Response<ResponseBody>, Refusal> {
+    let route = &gate.upstream.route;
+    let answer = request_upstream(gate, keyed, request, &mut record).await?;
     let (head, from) = answer.into_parts();
     let status = head.status.as_u16();
     let text = |name| {
@@ -361,7 +376,7 @@ async fn send_upstream(
 }
 
 /// Refuses with an upstream failure, and logs it without any text of the upstream.
-fn upstream_failure(gate: &RouteContext, status: u16, what: String) -> Refusal {
+pub(super) fn upstream_failure(gate: &RouteContext, status: u16, what: String) -> Refusal {
     tracing::info!(slot = %gate.slot, route = gate.upstream.route.name, what, "a request to an upstream failed");
     Refusal::upstream(status, what)
 }

@@ -15,6 +15,7 @@
 mod bodies;
 mod connection;
 mod exchange;
+mod git;
 mod rate_limits;
 mod tls;
 mod upstream;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+pub use git::{PushFault, PushInspector, PushedPack};
 pub use rate_limits::{RateLimitStatus, RateLimitWatch};
 pub use tls::TlsError;
 pub use upstream::{KeyedClient, Upstream, UpstreamError};
@@ -50,7 +52,7 @@ impl Drop for ModelProxy {
 
 impl ModelProxy {
     /// Serves a child's sockets, each for the upstream at the same index; `usage_meter` checks and
-    /// records the costs. Must run inside a tokio runtime.
+    /// records the costs. Without a `push_inspector` no push passes. Must run inside a tokio runtime.
     #[must_use]
     pub fn start(
         listeners: Vec<StdListener>,
@@ -58,6 +60,7 @@ impl ModelProxy {
         slot: &SlotId,
         watch: &Arc<RateLimitWatch>,
         purse: &Arc<dyn UsageMeter>,
+        push_inspector: Option<&Arc<dyn PushInspector>>,
     ) -> Self {
         let pairs = listeners.into_iter().zip(upstreams);
         let start = |(listener, upstream): (StdListener, &Arc<Upstream>)| {
@@ -69,7 +72,8 @@ impl ModelProxy {
                 )
                 .ok()?;
             let (watch, purse) = (Arc::clone(watch), Arc::clone(purse));
-            let gate = RouteContext::new(Arc::clone(upstream), slot.clone(), watch, purse);
+            let pushes = push_inspector.cloned();
+            let gate = RouteContext::new(Arc::clone(upstream), slot.clone(), watch, purse, pushes);
             Some(tokio::spawn(connection::serve(listener, Arc::new(gate))))
         };
         Self(pairs.filter_map(start).collect())
