@@ -34,6 +34,7 @@ pub(crate) use turn::tally::Tally;
 pub(crate) use workspace::attachments::PromptFiles;
 pub(crate) use workspace::disk_usage_monitor::DiskUsageMonitor;
 pub(crate) use workspace::prepare::branch::recover_branch;
+pub(crate) use workspace::prepare::push::PackInspector;
 pub(crate) use workspace::prepare::{PrepareError, PreparedSession, WORKSPACE_INSIDE};
 pub(crate) use workspace::protection::{ProtectedRecords, QuarantinedPath};
 pub(crate) use workspace::sandbox_gaps::current_sandbox_gaps;
