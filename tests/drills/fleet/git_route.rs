@@ -145,9 +145,11 @@ secret       = "file:key"
     fn run(&self, scripts: &[&str]) -> Ran {
         let scripts: Vec<String> = scripts
             .iter()
-            .map(|script| match script.starts_with("look ") {
-                true => (*script).to_owned(),
-                false => format!("{BEGIN}{script}"),
+            .map(|script| {
+                if script.starts_with("look ") {
+                    return (*script).to_owned();
+                }
+                format!("{BEGIN}{script}")
             })
             .collect();
         let mut words = vec!["-v", "--json", "run"];
@@ -292,7 +294,7 @@ fn other_pushes_are_refused_with_gits_own_message_and_never_arrive() {
     );
     let ran = forge.run(&[
         &key,
-        r#"
+        r"
 try base git push origin HEAD:refs/heads/marshal/x
 git commit -q --amend -m other
 try force git push --force origin HEAD:refs/heads/marshal/x
@@ -306,7 +308,7 @@ try notes git push origin HEAD:refs/notes/x
 try option git -c push.default=current push -o a=b origin HEAD:refs/heads/marshal/o
 try moved git ls-remote $SERVER/moved/repo
 try elsewhere git ls-remote $ROUTE/other/repo
-"#,
+",
         r#"
 head -c 9437184 /dev/urandom > large; commit large
 try oversized git push origin HEAD:refs/heads/marshal/l
