@@ -88,7 +88,7 @@ fn read(config: &Config, seen: &SeenFiles) -> Result<Policies, Box<ConfigErrors>
         let facts = config.sandbox_facts(pool);
         let required = loaded.policy.required_sandbox().iter();
         for missing in required.filter(|fact| !facts.has(**fact)) {
-            let help = "use a sandbox of this host with mode = \"copy\", \"overlay\" or \"worktree\", and the network \"none\" or \"routes\" without server_tools; or another policy";
+            let help = "use a sandbox of this host with mode = \"copy\", \"overlay\" or \"worktree\", and the network \"none\" or \"routes\" without server_tools and pushes; or another policy";
             faults.push((
                 format!("pool.{}.policy", pool.name),
                 format!(

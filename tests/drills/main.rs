@@ -24,6 +24,8 @@ mod drill;
 mod editor;
 #[path = "../support/engines.rs"]
 mod engines;
+#[path = "../support/git_server.rs"]
+mod git_server;
 #[path = "../support/programs.rs"]
 mod programs;
 #[path = "../support/provider.rs"]

@@ -21,6 +21,7 @@ const PURE: &[&str] = &[
     "crates/telemetry",
     "crates/dialect",
     "crates/proxy/src/egress",
+    "crates/proxy/src/git",
     "crates/proxy/src/route",
 ];
 

@@ -3,7 +3,10 @@
 //! Must not know terminals. Everything here is safe to show.
 
 use super::environment::REDACTED;
-use super::types::{Config, Guard, Network, OnCrash, PermissionCoverage, Pool, SecretSource, Ssh};
+use super::types::{
+    Config, Guard, Network, OnCrash, PermissionCoverage, Pool, RefPattern, RouteKind, SecretSource,
+    Ssh,
+};
 use super::units::{show_duration, show_size};
 use marshal_model::limits::EGRESS_PORT;
 use marshal_model::untrusted;
@@ -282,6 +285,15 @@ pub(super) fn collect_notes(config: &Config) -> Vec<String> {
                 notes.push(format!(
                     "pool {name}: route.{}.secret is {REDACTED}, the placeholder for a secret that was not shown",
                     route.name
+                ));
+            }
+            if route.kind == RouteKind::Git && !route.git.is_read_only() {
+                let refs: Vec<&str> = route.git.push.iter().map(RefPattern::as_str).collect();
+                notes.push(format!(
+                    "pool {name}: through the route {} the agent may push to {} of {}",
+                    route.name,
+                    refs.join(", "),
+                    route.upstream
                 ));
             }
             if route.server_tools {

@@ -27,6 +27,7 @@ mod engine_tools;
 mod environment;
 mod error;
 mod file_plane;
+mod git_route;
 pub mod hint;
 mod hook;
 mod host_requirements;

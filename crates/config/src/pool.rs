@@ -493,10 +493,11 @@ fn read_routes(section: &Section<'_>, context: &PoolContext<'_>) -> Vec<RoutePor
                 );
                 section.diagnostics.report(&found.place, message, None);
             }
-            let port = route.port;
+            let (port, kind) = (route.port, route.kind);
             routes.push(RoutePort {
                 name,
                 port,
+                kind,
                 registry,
             });
             continue;

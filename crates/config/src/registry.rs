@@ -5,7 +5,9 @@
 //! `proxy/route/registry.rs`.
 
 use super::error::quote;
-use super::route::{CertificateAuthorities, Route, Upstream, is_loopback, split_port};
+use super::route::{
+    CertificateAuthorities, Route, RouteKind, RoutePort, Upstream, is_loopback, split_port,
+};
 use super::table::{Section, keywords};
 use super::types::{Config, Pool, Secret};
 use marshal_model::{limits, string_enum};
@@ -108,7 +110,8 @@ impl Pool {
     /// Whether a route leads to a model, and so counts what the agents use of it.
     #[must_use]
     pub fn has_model_routes(&self) -> bool {
-        self.routes.iter().any(|route| route.registry.is_none())
+        let is_model = |route: &RoutePort| route.kind == RouteKind::Model;
+        self.routes.iter().any(is_model)
     }
 
     /// The variables that lead package clients inside to the pool's registries.

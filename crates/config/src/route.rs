@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::git_route::GitRoute;
 use super::registry::{Registry, RegistryAddress};
 use super::settings::{ANY_TIME, Integer, Keyword, Size, Switch, Time, settings};
 use super::table::keywords;
@@ -22,6 +23,8 @@ string_enum!(
         Model = "model",
         /// A package registry: reading only.
         Registry = "registry",
+        /// A git server: its smart protocol, with checked pushes.
+        Git = "git",
     }
 );
 
@@ -66,6 +69,8 @@ settings! {
         ca: Option<CertificateAuthorities> = None;
         /// Deadlines.
         timeouts: RouteTimeouts = RouteTimeouts::default();
+        /// Repositories and refs, for a git server.
+        git: GitRoute = GitRoute::default();
     }
 }
 
@@ -73,10 +78,51 @@ settings! {
 const BODY_BYTES: RangeInclusive<u64> = 1 << 10..=limits::ROUTE_BODIES_BYTES as u64 / 4;
 
 impl Route {
+    /// Whether nothing outside acts or changes for an agent that uses it.
+    #[must_use]
+    pub fn is_confined(&self) -> bool {
+        match self.kind {
+            RouteKind::Model => !self.server_tools,
+            RouteKind::Registry => true,
+            RouteKind::Git => self.git.is_read_only(),
+        }
+    }
+
     /// The base URL inside the sandbox.
     #[must_use]
     pub fn base_url(&self) -> String {
         base_url(self.port)
+    }
+
+    /// Keys and values of git's configuration by which it finds the route under the upstream's own
+    /// URLs; none for another kind of route.
+    #[must_use]
+    pub fn git_settings(&self) -> Vec<(String, String)> {
+        if self.kind != RouteKind::Git {
+            return Vec::new();
+        }
+        let instead_of = |path: &str| {
+            let key = format!("url.{}{path}.insteadOf", self.base_url());
+            (key, format!("{}{path}", self.upstream))
+        };
+        // A URL is replaced where it begins so. Of a pattern this is what stands before its `*`.
+        let begin = |path: &String| match path.split_once('*') {
+            Some((before, _)) => {
+                let end = before.rfind('/').map_or(0, |at| at + 1);
+                format!("/{}", before.get(..end).unwrap_or_default())
+            }
+            None => format!("/{path}"),
+        };
+        let paths = &self.git.repositories;
+        if !paths.is_empty() {
+            return paths.iter().map(|path| instead_of(&begin(path))).collect();
+        }
+        let (key, url) = instead_of("");
+        let mut settings = vec![(key.clone(), url.clone())];
+        if url.strip_suffix(".git").is_none() {
+            settings.push((key, format!("{url}.git")));
+        }
+        settings
     }
 }
 
@@ -327,6 +373,8 @@ pub struct RoutePort {
     pub name: String,
     /// Its loopback port inside.
     pub port: u16,
+    /// What is behind it.
+    pub kind: RouteKind,
     /// The registry behind it, if it is one.
     pub registry: Option<RegistryAddress>,
 }
@@ -394,6 +442,43 @@ fn next_placeholder(text: &str) -> Option<(&str, &str, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn git_finds_a_route_under_the_urls_of_its_upstream() {
+        let settings = |upstream: &str, repositories: &[&str]| {
+            let route = Route {
+                kind: RouteKind::Git,
+                upstream: Upstream::parse(upstream).expect("good"),
+                port: 1,
+                git: GitRoute {
+                    repositories: repositories.iter().map(|&path| path.to_owned()).collect(),
+                    ..GitRoute::default()
+                },
+                ..Route::default()
+            };
+            let pairs = route.git_settings().into_iter();
+            pairs
+                .map(|(key, value)| format!("{key}={value}"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            settings("https://a.example", &["o/n", "p/x*", "*"]),
+            [
+                "url.http://127.0.0.1:1/o/n.insteadOf=https://a.example/o/n",
+                "url.http://127.0.0.1:1/p/.insteadOf=https://a.example/p/",
+                "url.http://127.0.0.1:1/.insteadOf=https://a.example/",
+            ]
+        );
+        assert_eq!(
+            settings("https://a.example/o/n", &[]),
+            [
+                "url.http://127.0.0.1:1.insteadOf=https://a.example/o/n",
+                "url.http://127.0.0.1:1.insteadOf=https://a.example/o/n.git",
+            ]
+        );
+        assert_eq!(settings("https://a.example/n.git", &[]).len(), 1);
+        assert_eq!(Route::default().git_settings(), []);
+    }
 
     #[test]
     fn an_upstream_is_https_or_on_this_host() {
@@ -506,11 +591,13 @@ mod tests {
             RoutePort {
                 name: "openai".to_owned(),
                 port: 20_001,
+                kind: RouteKind::Model,
                 registry: None,
             },
             RoutePort {
                 name: "a-1".to_owned(),
                 port: 20_002,
+                kind: RouteKind::Model,
                 registry: None,
             },
         ];

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use super::environment::{self, SECRET_PATTERN};
 use super::error::quote;
+use super::git_route::GitRoute;
 use super::paths;
 use super::registry::{self, Registry};
 use super::route::{
@@ -254,8 +255,13 @@ fn read(
         route.prefix = found.value;
     }
     read_secret(section, &mut route, is_discovered, dir);
-    read_allow(section, &mut route);
-    if let Some(list) = section.texts_like("query", QUERY_PATTERN) {
+    read_git(section, &mut route);
+    if route.kind == RouteKind::Model {
+        read_allow(section, &mut route);
+    }
+    if let Some(list) = section.texts_like("query", QUERY_PATTERN)
+        && route.kind == RouteKind::Model
+    {
         for name in &list.value {
             let is_name =
                 |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'$' | b'.' | b'_' | b'-');
@@ -415,6 +421,45 @@ fn read_secret(section: &Section<'_>, route: &mut Route, is_discovered: bool, di
             .diagnostics
             .report(&section.place, message, Some(help.to_owned()));
     }
+}
+
+/// Reads the keys of a git server. The requests to one follow from its repositories.
+fn read_git(section: &Section<'_>, route: &mut Route) {
+    const OF_GIT: [&str; 4] = ["user", "repositories", "push", "push_max"];
+    const OF_MODELS: [&str; 2] = ["allow", "query"];
+    let git = GitRoute::read(section, &route.git);
+    let is_git = route.kind == RouteKind::Git;
+    let foreign: &[&'static str] = match route.kind {
+        RouteKind::Git => &OF_MODELS,
+        // What else a registry does not have, it says itself.
+        RouteKind::Model | RouteKind::Registry => &OF_GIT,
+    };
+    for key in foreign {
+        if let Some(item) = section.get(key) {
+            let message = format!(
+                "{key} is not for a route of kind {}",
+                quote(route.kind.as_str())
+            );
+            section.diagnostics.report(&item.place, message, None);
+        }
+    }
+    if !is_git {
+        return;
+    }
+    if git.user.is_some() && route.header != "authorization" {
+        let message = format!(
+            "with user the key is in the header authorization, and header is {}",
+            quote(&route.header)
+        );
+        section.diagnostics.report(&section.place, message, None);
+    }
+    if route.server_tools {
+        let message = "server_tools is not for a route of kind \"git\"";
+        section.diagnostics.report(&section.place, message, None);
+    }
+    route.allow = git.requests();
+    route.query = vec!["service".to_owned()];
+    route.git = git;
 }
 
 fn read_allow(section: &Section<'_>, route: &mut Route) {

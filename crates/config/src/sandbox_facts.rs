@@ -33,7 +33,7 @@ pub(super) fn of_pool(
         Network::None => true,
         Network::Routes => pool.routes.iter().all(|port| {
             let route = routes.get(&port.name);
-            route.is_some_and(|route| !route.server_tools)
+            route.is_some_and(Route::is_confined)
         }),
         Network::Proxy | Network::Host => false,
     };

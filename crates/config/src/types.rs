@@ -25,6 +25,7 @@ use super::delegate::Delegate;
 pub use super::egress::{AllowedHost, Egress, EgressTimeouts, check_host_name, proxy_variables};
 use super::error::SourceMap;
 use super::file_plane::FilePlane;
+pub use super::git_route::{GitRoute, RefPattern, is_plain_ref};
 use super::hint::Hints;
 use super::hook::Hook;
 use super::http::{HttpConfig, NamedToken};

@@ -332,6 +332,14 @@ string_enum!(
         Redirect = "redirect",
         /// The upstream's response contained the key.
         KeyEcho = "key_echo",
+        /// A push to another ref than the route allows, of several, or a deletion.
+        PushRef = "push_ref",
+        /// A push that is no fast-forward, as far as its commits show.
+        PushForce = "push_force",
+        /// A push whose pack contains a known secret, or a file that the mask hides.
+        PushSecret = "push_secret",
+        /// A push whose pack cannot be unpacked and searched.
+        PushPack = "push_pack",
     }
 );
 

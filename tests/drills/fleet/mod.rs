@@ -50,6 +50,7 @@ mod files_put;
 mod files_read_only;
 mod first_run;
 pub(crate) mod full_disk;
+mod git_route;
 mod hooks;
 pub(crate) mod http_access;
 mod keys;

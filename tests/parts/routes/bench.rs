@@ -130,7 +130,15 @@ impl Bench {
             {
                 let purse: Arc<dyn marshal_proxy::model_proxy::UsageMeter> =
                     Arc::new(marshal_proxy::model_proxy::Unmetered);
-                ModelProxy::start(vec![listener], &[upstream], &slot, &watch, &purse, tell)
+                ModelProxy::start(
+                    vec![listener],
+                    &[upstream],
+                    &slot,
+                    &watch,
+                    &purse,
+                    tell,
+                    None,
+                )
             }
         };
         Self {

@@ -2,12 +2,12 @@
 
 use super::super::environment::REDACTED;
 use super::super::registry::MODEL_KEYS;
-use super::super::types::{Route, RoutePort};
+use super::super::types::{GitRoute, Route, RouteKind, RoutePort};
 use super::{RenderedTable, path, texts};
 
 pub(super) fn route(route: &Route) -> RenderedTable {
     let Route {
-        kind: _,
+        kind,
         registry,
         hosts,
         is_of_host,
@@ -24,6 +24,7 @@ pub(super) fn route(route: &Route) -> RenderedTable {
         ca,
         connections: _,
         timeouts,
+        git,
     } = route;
     let mut table = RenderedTable::new(&["route", name]);
     if let Some(registry) = registry {
@@ -38,7 +39,21 @@ pub(super) fn route(route: &Route) -> RenderedTable {
     if secret.is_some() {
         table.put("secret", REDACTED);
     }
-    if registry.is_none() {
+    if *kind == RouteKind::Git {
+        let GitRoute {
+            user: _,
+            push_max: _,
+            repositories,
+            push,
+        } = git;
+        if !repositories.is_empty() {
+            table.put("repositories", texts(repositories));
+        }
+        let refs: Vec<String> = push.iter().map(|of| of.as_str().to_owned()).collect();
+        table.put("push", texts(&refs));
+        git.show_keys(&mut table, "");
+    }
+    if *kind == RouteKind::Model {
         let lines: Vec<String> = allow.iter().map(ToString::to_string).collect();
         table.put("allow", texts(&lines));
         table.put("query", texts(query));

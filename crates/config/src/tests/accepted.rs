@@ -401,8 +401,13 @@ fn a_crashed_task_is_sent_again_where_its_attempt_changed_nothing_outside() {
         OnCrash::Report
     );
     let route = |more: &str| {
+        let allow = if more.contains("git") {
+            ""
+        } else {
+            "allow = [\"POST /x\"]"
+        };
         let text = format!(
-            "[route.own]\nupstream = \"http://127.0.0.1:1\"\nallow = [\"POST /x\"]\n{more}\n[pool.demo]\nagent = \"script\"\n{copy}network = \"routes\"\nroutes = [\"own\"]"
+            "[route.own]\nupstream = \"http://127.0.0.1:1\"\n{allow}\n{more}\n[pool.demo]\nagent = \"script\"\n{copy}network = \"routes\"\nroutes = [\"own\"]"
         );
         only(&accepted_by(&explicit_origin(), &text))
             .restart
@@ -410,6 +415,10 @@ fn a_crashed_task_is_sent_again_where_its_attempt_changed_nothing_outside() {
     };
     assert_eq!(route(""), OnCrash::Retry);
     assert_eq!(route("server_tools = true"), OnCrash::Report);
+    // A push cannot be taken back.
+    let git = |more: &str| route(&format!("kind = \"git\"\n{more}"));
+    assert_eq!(git(""), OnCrash::Report);
+    assert_eq!(git("push = []"), OnCrash::Retry);
 }
 
 #[test]

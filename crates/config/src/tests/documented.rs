@@ -105,6 +105,7 @@ impl Row {
                 let others: Vec<_> = others.collect();
                 format!("{}\n{set}", others.join("\n"))
             }
+            key if GIT_ROUTE_KEYS.contains(&key) => format!("{BARE_GIT}{set}"),
             "http.tls.certificate" => format!("{BARE}http.tls.key = \"/k\"\n{set}"),
             "http.tls.key" => format!("{BARE}http.tls.certificate = \"c\"\n{set}"),
             "token.NAME.file" => format!("{BARE}token.own.role = \"read\"\n{set}"),
@@ -141,6 +142,8 @@ impl Row {
             BARE_DRIVEN
         } else if self.key.starts_with(FILE_KEYS) {
             BARE_FILES
+        } else if GIT_ROUTE_KEYS.contains(&self.key) {
+            BARE_GIT
         } else if self.key.starts_with("hook.NAME.") {
             BARE_HOOK
         } else {
@@ -159,6 +162,13 @@ pool.demo.dialect = \"skillpilot\"
 route.own.upstream = \"http://127.0.0.1:8089\"
 route.own.allow = [\"GET /x\"]
 ";
+
+const GIT_ROUTE_KEYS: &[&str] = &[
+    "route.NAME.repositories",
+    "route.NAME.push",
+    "route.NAME.push_max",
+    "route.NAME.user",
+];
 
 const FILE_KEYS: &str = "pool.NAME.file_plane.";
 
@@ -181,6 +191,12 @@ route.own.allow = [\"GET /x\"]
 const BARE_REGISTRY: &str = "\
 pool.demo.command = [\"agent\"]
 route.own.kind = \"registry\"
+";
+
+const BARE_GIT: &str = "\
+pool.demo.command = [\"agent\"]
+route.own.upstream = \"http://127.0.0.1:8089\"
+route.own.kind = \"git\"
 ";
 
 const BARE_HOOK: &str = "\
@@ -225,6 +241,8 @@ const SAMPLES: &[(&str, &str)] = &[
     ("route.NAME.registry", "\"pypi\""),
     ("route.NAME.hosts", "[\"files.example.com\"]"),
     ("route.NAME.secret", "\"env:KEY\""),
+    ("route.NAME.user", "\"x-access-token\""),
+    ("route.NAME.repositories", "[\"owner/name\"]"),
     ("route.NAME.allow", "[\"POST /v1/*\"]"),
     ("route.NAME.port", "8080"),
     ("route.NAME.ca", "\"ca.pem\""),

@@ -83,6 +83,9 @@ const BEYOND: &[&str] = &[
     "a host of this machine is only",
     "a route has at most 32 hosts",
     "lead to registries of one kind",
+    "is not for a route of kind",
+    "with user the key is in the header",
+    "expected at most 64 entries",
     "expected a host name or address",
     // Names and places that mean something.
     "cannot be bound as a whole",

@@ -123,6 +123,14 @@ pip = "/srv/pip"
 allow = ["*.example.com:8443"]
 [pool.two.extractor.tool."a b"]
 class = "shell"
+[route.forge]
+kind = "git"
+upstream = "https://forge.example.com"
+repositories = ["owner/name", "others/*"]
+user = "x-access-token"
+secret = "file:key"
+push = ["refs/heads/marshal/*", "refs/heads/next"]
+push_max = "8M"
 [route.own]
 upstream = "https://models.example.com/base"
 allow = ["POST /v1/messages"]

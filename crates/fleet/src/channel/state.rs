@@ -18,6 +18,7 @@ use crate::clock;
 use crate::credit::{CreditPermit, Credits};
 use crate::live_actor::LiveActor;
 use crate::messages::{ChannelEvent, ChannelMsg, ChannelRef, SessionMsg, SessionRef};
+use crate::session::PackInspector;
 use crate::setup::{PoolShared, Shared};
 use marshal_dialect::lifecycle::deadlines::ChildDeadlines;
 use marshal_dialect::lifecycle::stop::{StopLadder, StopStep};
@@ -28,7 +29,7 @@ use marshal_dialect::{
 use marshal_launch::{Child, ChildExit, KeeperHandle, SandboxEntry, SpawnError};
 use marshal_model::{Event, EventKind, PermissionRequestKey, SessionId, SlotId, UntrustedText};
 use marshal_proxy::egress_proxy::EgressProxy;
-use marshal_proxy::model_proxy::{ModelProxy, RateLimitWatch, UsageMeter};
+use marshal_proxy::model_proxy::{ModelProxy, PushInspector, RateLimitWatch, UsageMeter};
 use marshal_telemetry::event::child::{ChildHung, ChildSpawned, ProtocolError, SandboxFailed};
 use marshal_telemetry::labels::{HangKind, LineFault, SpawnResult, Stream};
 use marshal_wire::ndjson::LineError;
@@ -116,6 +117,8 @@ impl ChannelState {
         let mut listeners = child.listeners;
         self.start_proxy(&mut listeners, myself);
         let upstreams = &self.pool.upstreams;
+        let pushes = PackInspector::new(Arc::clone(&self.shared), Arc::clone(&self.pool));
+        let pushes: Arc<dyn PushInspector> = Arc::new(pushes);
         self.model_proxy = ModelProxy::start(
             listeners,
             upstreams,
@@ -123,6 +126,7 @@ impl ChannelState {
             &self.rate_limit_watch,
             &self.usage_meter,
             egress::record_sink(myself),
+            Some(&pushes),
         );
         self.keeper = Some(child.keeper);
         let to = myself.clone();

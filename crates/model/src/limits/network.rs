@@ -44,6 +44,37 @@ pub const ROUTE_IDLE_UPSTREAM: usize = 8;
 /// See [`ROUTE_IDLE_UPSTREAM`].
 pub const ROUTE_IDLE_TIME: Duration = Duration::from_secs(60);
 
+/// Commands of one push that are read, so that each ref gets its reason; one may pass.
+pub const PUSH_COMMANDS: usize = 64;
+
+/// Bytes of the commands of one push, and of the commits at which a clone is shallow.
+pub const PUSH_COMMAND_BYTES: usize = 256 << 10;
+
+/// The largest pack that a route may let through, in bytes: each is written to the disk of the
+/// supervisor twice, before and after git read it.
+pub const PUSH_BYTES: u64 = 1 << 30;
+
+/// Pushes that are unpacked and searched at the same time; more wait.
+pub const CONCURRENT_PUSHES: usize = 2;
+
+/// How long a push waits for one of these, and how long unpacking and searching takes.
+pub const PUSH_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Objects of one pack, and their bytes when they are unpacked: all are searched.
+pub const PUSH_OBJECTS: usize = 200_000;
+
+/// See [`PUSH_OBJECTS`].
+pub const PUSH_UNPACKED_BYTES: u64 = 2 << 30;
+
+/// Bytes of one commit or directory of a pack, which are read as a whole.
+pub const PUSH_BUFFERED_BYTES: usize = 8 << 20;
+
+/// Bytes of the names in a pack's directories, and of the paths that they make.
+pub const PUSH_PATH_BYTES: usize = 32 << 20;
+
+/// Patterns of refs, and repositories, of one git route.
+pub const GIT_ROUTE_ENTRIES: usize = 64;
+
 /// Connections that wait to be accepted on one port inside (listen(2)).
 pub const ROUTE_BACKLOG: i32 = 128;
 

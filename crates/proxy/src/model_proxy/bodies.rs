@@ -3,7 +3,9 @@
 //! Response chunks are forwarded as they arrive, except for an end that may be the beginning of the
 //! key. Each is also scanned for token usage and for the key: a response that contains it is cut off.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +13,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use tokio::task::JoinHandle;
 use tokio::time::Sleep;
 
 use super::connection::RouteContext;
@@ -27,8 +30,45 @@ pub(super) type RequestBody = FullBody;
 #[derive(Debug, Default)]
 pub(super) struct FullBody {
     bytes: Option<Bytes>,
+    /// What follows the bytes.
+    file: Option<FilePart>,
     /// Set when the body is first polled.
     sent_flag: Option<Arc<AtomicBool>>,
+}
+
+/// The rest of a file, from its position on.
+#[derive(Debug)]
+struct FilePart {
+    file: Arc<File>,
+    at: u64,
+    end: u64,
+    reading: Option<JoinHandle<io::Result<Bytes>>>,
+}
+
+/// Bytes of a file that are read at once.
+const FILE_PIECE: u64 = 256 << 10;
+
+impl FilePart {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let length = FILE_PIECE.min(self.end - self.at);
+        if length == 0 {
+            return Poll::Ready(None);
+        }
+        let reading = self.reading.get_or_insert_with(|| {
+            let (file, at) = (Arc::clone(&self.file), self.at);
+            tokio::task::spawn_blocking(move || {
+                let mut piece = vec![0; usize::try_from(length).unwrap_or_default()];
+                file.read_exact_at(&mut piece, at)?;
+                Ok(piece.into())
+            })
+        });
+        let read = std::task::ready!(Pin::new(reading).poll(cx));
+        self.reading = None;
+        self.at += length;
+        Poll::Ready(Some(
+            read.map_err(io::Error::other).flatten().map(Frame::data),
+        ))
+    }
 }
 
 impl FullBody {
@@ -37,7 +77,20 @@ impl FullBody {
         let bytes = Some(bytes.into()).filter(|bytes| !bytes.is_empty());
         Self {
             bytes,
-            sent_flag: None,
+            ..Self::default()
+        }
+    }
+
+    /// The same, and then the first `length` bytes of a file.
+    pub(super) fn with_file(bytes: impl Into<Bytes>, file: Arc<File>, length: u64) -> Self {
+        Self {
+            file: Some(FilePart {
+                file,
+                at: 0,
+                end: length,
+                reading: None,
+            }),
+            ..Self::from_bytes(bytes)
         }
     }
 
@@ -56,20 +109,26 @@ impl Body for FullBody {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        cx: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         if let Some(sent) = &self.sent_flag {
             sent.store(true, Ordering::Release);
         }
-        Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+        match (self.bytes.take(), &mut self.file) {
+            (Some(bytes), _) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
+            (None, Some(file)) => file.poll(cx),
+            (None, None) => Poll::Ready(None),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.bytes.as_ref().is_none_or(Bytes::is_empty)
+        self.size_hint().exact() == Some(0)
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+        let bytes = self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64);
+        let rest = self.file.as_ref().map_or(0, |file| file.end - file.at);
+        SizeHint::with_exact(bytes + rest)
     }
 }
 
@@ -100,7 +159,8 @@ impl Body for ResponseBody {
         match self {
             Self::Full(body) => body.is_end_stream(),
             Self::Streaming(body) => {
-                body.from.is_end_stream()
+                body.put_back.is_none()
+                    && body.from.is_end_stream()
                     && !body.key_guard.holds_back()
                     && body.page_rewriter.is_none()
             }
@@ -110,8 +170,10 @@ impl Body for ResponseBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Full(body) => body.size_hint(),
-            // A rewritten page has another length.
-            Self::Streaming(body) if body.page_rewriter.is_some() => SizeHint::default(),
+            // A rewritten page has another length, and so has another beginning.
+            Self::Streaming(body) if body.page_rewriter.is_some() || body.has_other_beginning => {
+                SizeHint::default()
+            }
             Self::Streaming(body) => body.from.size_hint(),
         }
     }
@@ -223,6 +285,9 @@ pub(super) struct StreamingBody {
     bytes_left: u64,
     /// The upstream's connection failed; the next poll reports it.
     has_failed: bool,
+    /// A beginning that was read, and passes before the rest.
+    put_back: Option<Bytes>,
+    has_other_beginning: bool,
 }
 
 impl StreamingBody {
@@ -243,6 +308,8 @@ impl StreamingBody {
             page_rewriter: None,
             bytes_left: u64::MAX,
             has_failed: false,
+            put_back: None,
+            has_other_beginning: false,
         }
     }
 
@@ -258,6 +325,12 @@ impl StreamingBody {
         self
     }
 
+    /// Puts another beginning in the place of what was read.
+    pub(super) fn put_back(&mut self, beginning: Bytes) {
+        self.put_back = Some(beginning);
+        self.has_other_beginning = true;
+    }
+
     /// What is left when the upstream's body has ended.
     fn finish(&mut self) -> io::Result<Vec<u8>> {
         let rest = self.key_guard.finish();
@@ -271,6 +344,9 @@ impl StreamingBody {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let failed = |why: &str| Poll::Ready(Some(Err(io::Error::other(why.to_owned()))));
+        if let Some(beginning) = self.put_back.take() {
+            return Poll::Ready(Some(Ok(Frame::data(beginning))));
+        }
         if self.has_failed {
             return failed("the upstream closed the connection in the middle of its response");
         }

@@ -16,11 +16,13 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::exchange;
+use super::git::PushInspector;
 use super::rate_limits::RateLimitWatch;
 use super::upstream::Upstream;
 use super::usage_meter::UsageMeter;
 use crate::egress_proxy::Ledger;
 use crate::route::{Refusal, check_head};
+use marshal_config::RouteKind;
 use marshal_model::SlotId;
 use marshal_model::limits::{ROUTE_BODIES_CHILD, ROUTE_HEAD_BYTES, ROUTE_HEADERS};
 use marshal_telemetry::event::route::{RouteConnection, RouteRefused};
@@ -53,6 +55,10 @@ pub(super) struct RouteContext {
     refusal_permits: Arc<Semaphore>,
     /// Permits for this child's request bodies, of [`BODY_PERMIT_BYTES`] bytes each.
     pub(super) body_permits: Semaphore,
+    /// Inspects pushes; `None`: none passes.
+    pub(super) push_inspector: Option<Arc<dyn PushInspector>>,
+    /// Limits pushes.
+    pub(super) push_permit: Semaphore,
 }
 
 impl RouteContext {
@@ -62,6 +68,7 @@ impl RouteContext {
         watch: Arc<RateLimitWatch>,
         purse: Arc<dyn UsageMeter>,
         denied_hosts: Option<Arc<Ledger>>,
+        push_inspector: Option<Arc<dyn PushInspector>>,
     ) -> Self {
         let places = usize::from(upstream.route.connections);
         let bodies = upstream
@@ -78,6 +85,8 @@ impl RouteContext {
             connection_permits: Arc::new(Semaphore::new(places)),
             refusal_permits: Arc::new(Semaphore::new(MAX_REFUSING)),
             body_permits: Semaphore::new(usize::try_from(bodies).unwrap_or(Semaphore::MAX_PERMITS)),
+            push_inspector,
+            push_permit: Semaphore::new(1),
         }
     }
 
@@ -106,10 +115,9 @@ impl RouteContext {
         }
     }
 
-    /// Counts a refusal for this reason.
+    /// Counts a refusal, and that of a request to a model also for its turn.
     pub(super) fn record_refused(&self, reason: RouteRefusal) {
-        // Of a registry it says nothing about the model, whose turn goes on.
-        if self.upstream.route.registry.is_none() {
+        if self.upstream.route.kind == RouteKind::Model {
             self.watch.record_refusal(reason);
         }
         RouteRefused {

@@ -23,6 +23,7 @@ use crate::route::{
     AllowedRequest, ModelRequest, Refusal, UsageReader, announced_wait, filter_request_headers,
     inspect_body, is_free, is_limited, is_redirect, match_allow_list, passes_response_header,
 };
+use marshal_config::RouteKind;
 use marshal_model::limits::ROUTE_BODIES_BYTES;
 use marshal_telemetry::labels::RouteRefusal as Why;
 
@@ -42,10 +43,10 @@ pub(super) async fn handle_request(
     request: Request<Incoming>,
     deadline: Instant,
 ) -> Response<ResponseBody> {
-    let forwarded = if gate.upstream.route.registry.is_some() {
-        registry::forward(&gate, request, deadline).await
-    } else {
-        forward(&gate, request, deadline).await
+    let forwarded = match gate.upstream.route.kind {
+        RouteKind::Git => return super::git::handle_request(gate, request, deadline).await,
+        RouteKind::Registry => registry::forward(&gate, request, deadline).await,
+        RouteKind::Model => forward(&gate, request, deadline).await,
     };
     match forwarded {
         Ok(response) => response,
@@ -135,8 +136,8 @@ fn check_uncompressed(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// A body and its permits.
-struct Body<'g> {
-    bytes: Bytes,
+pub(super) struct Body<'g> {
+    pub(super) bytes: Bytes,
     _held: Option<BodyPermits<'g>>,
 }
 
@@ -160,7 +161,7 @@ impl<'g> BodyPermits<'g> {
     }
 }
 
-async fn read_body<'g>(
+pub(super) async fn read_body<'g>(
     from: &mut Incoming,
     gate: &'g RouteContext,
     deadline: Instant,

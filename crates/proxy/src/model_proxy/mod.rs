@@ -15,6 +15,7 @@
 mod bodies;
 mod connection;
 mod exchange;
+mod git;
 mod rate_limits;
 mod registry;
 mod tls;
@@ -28,6 +29,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+pub use git::{PushFault, PushInspector, PushedPack};
 pub use rate_limits::{RateLimitStatus, RateLimitWatch};
 pub use tls::TlsError;
 pub use upstream::{KeyedClient, Upstream, UpstreamError};
@@ -56,8 +58,8 @@ impl Drop for ModelProxy {
 
 impl ModelProxy {
     /// Serves a child's sockets, each for the upstream at the same index; `usage_meter` checks and
-    /// records the costs, and `tell` receives the hosts that no registry's rule names. Must run
-    /// inside a tokio runtime.
+    /// records the costs, and `tell` receives the hosts that no registry's rule names. Without a
+    /// `push_inspector` no push passes. Must run inside a tokio runtime.
     #[must_use]
     pub fn start(
         listeners: Vec<StdListener>,
@@ -66,6 +68,7 @@ impl ModelProxy {
         watch: &Arc<RateLimitWatch>,
         purse: &Arc<dyn UsageMeter>,
         tell: RecordSink,
+        push_inspector: Option<&Arc<dyn PushInspector>>,
     ) -> Self {
         let has_registry = upstreams.iter().any(|up| up.route.registry.is_some());
         let denied_hosts = has_registry.then(|| Arc::new(Ledger::new(slot.clone(), tell)));
@@ -80,12 +83,14 @@ impl ModelProxy {
                 .ok()?;
             let (watch, purse) = (Arc::clone(watch), Arc::clone(purse));
             let denied_hosts = denied_hosts.clone();
+            let pushes = push_inspector.cloned();
             let gate = RouteContext::new(
                 Arc::clone(upstream),
                 slot.clone(),
                 watch,
                 purse,
                 denied_hosts,
+                pushes,
             );
             Some(tokio::spawn(connection::serve(listener, Arc::new(gate))))
         };

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use hyper::header::{HeaderName, HeaderValue, InvalidHeaderName, InvalidHeaderValue};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -126,7 +128,11 @@ impl KeyedClient {
                 let value = secret
                     .expose()
                     .ok_or_else(|| UpstreamError::Key(name(), None))?;
-                let mut value = HeaderValue::from_str(&format!("{}{value}", route.prefix))
+                let text = match &route.git.user {
+                    Some(user) => format!("Basic {}", STANDARD.encode(format!("{user}:{value}"))),
+                    None => format!("{}{value}", route.prefix),
+                };
+                let mut value = HeaderValue::from_str(&text)
                     .map_err(|error| UpstreamError::Key(name(), Some(error)))?;
                 value.set_sensitive(true);
                 let header = HeaderName::from_bytes(route.header.as_bytes())

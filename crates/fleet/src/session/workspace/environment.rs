@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::setup::Shared;
-use marshal_config::{HOME_OF_CHILD, Pool, WorkspaceMode, fill_routes};
+use marshal_config::{HOME_OF_CHILD, Pool, Route, WorkspaceMode, fill_routes};
 
 /// A child's PATH; the configuration may add to it.
 pub(crate) const PATH_INSIDE: &str = "/usr/local/bin:/usr/bin:/bin";
@@ -39,19 +39,12 @@ pub(crate) fn environment(
         ("USER", "agent".to_owned()),
         ("LOGNAME", "agent".to_owned()),
         ("SHELL", "/bin/sh".to_owned()),
-        // Inside, the workspace belongs to the agent or appears to; git must trust it.
-        ("GIT_CONFIG_COUNT", "2".to_owned()),
-        ("GIT_CONFIG_KEY_0", "safe.directory".to_owned()),
-        ("GIT_CONFIG_VALUE_0", workspace.to_owned()),
-        // A directory that only looks like a bare repository may have come with the workspace: git
-        // must not use it.
-        ("GIT_CONFIG_KEY_1", "safe.bareRepository".to_owned()),
-        ("GIT_CONFIG_VALUE_1", "explicit".to_owned()),
     ];
     let mut env: BTreeMap<String, String> = fixed
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))
         .collect();
+    env.extend(git_settings(shared, pool, workspace));
     if pool.workspace.mode == WorkspaceMode::Overlay {
         // Read-only commands such as `git status` must not write: a changed index would be a change
         // in `.git`, which is never applied.
@@ -78,4 +71,29 @@ pub(crate) fn environment(
         Some((name.clone(), value.as_ref().to_owned()))
     }));
     env.into_iter().collect()
+}
+
+/// The configuration of the agent's git, as variables.
+fn git_settings(shared: &Shared, pool: &Pool, workspace: &str) -> Vec<(String, String)> {
+    let routes = pool.routes.iter();
+    let routes = routes.filter_map(|port| shared.config.routes.get(&port.name));
+    let mut settings = vec![
+        // Inside, the workspace belongs to the agent or appears to; git must trust it.
+        ("safe.directory".to_owned(), workspace.to_owned()),
+        // A directory that only looks like a bare repository may have come with the workspace: git
+        // must not use it.
+        ("safe.bareRepository".to_owned(), "explicit".to_owned()),
+    ];
+    settings.extend(routes.flat_map(Route::git_settings));
+    let count = ("GIT_CONFIG_COUNT".to_owned(), settings.len().to_string());
+    let pairs = settings
+        .into_iter()
+        .enumerate()
+        .flat_map(|(at, (key, value))| {
+            [
+                (format!("GIT_CONFIG_KEY_{at}"), key),
+                (format!("GIT_CONFIG_VALUE_{at}"), value),
+            ]
+        });
+    std::iter::once(count).chain(pairs).collect()
 }

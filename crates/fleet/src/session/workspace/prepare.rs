@@ -8,6 +8,7 @@
 
 pub(crate) mod branch;
 mod caches;
+pub(crate) mod push;
 mod runner_dir;
 pub(crate) mod session_tree;
 

@@ -119,6 +119,21 @@ shift 6
 exec git diff-tree -r -p --no-renames --no-ext-diff --no-textconv "$base" "$tip" -- "$@"
 "#;
 
+/// Indexes the pack on stdin in the current directory, and checks each of its objects; then prints the
+/// pack's length, a list of its objects that an empty line ends, and their content.
+///
+/// `--fsck-objects` checks as `--strict` does, but a pack need not have what its objects lead to.
+const READ_PACK: &str = r#"
+set -e
+git init --quiet --bare --template= --object-format="$1" pack.git
+export GIT_DIR="$PWD/pack.git"
+git index-pack --stdin --fsck-objects "--max-input-size=$2" > said
+cat "$GIT_DIR"/objects/pack/pack-*.pack | wc -c
+git cat-file --batch-all-objects --buffer --batch-check='%(objectname) %(objecttype) %(objectsize)'
+echo
+exec git cat-file --batch-all-objects --buffer --batch
+"#;
+
 /// Maximum output of [`diff`] in bytes.
 pub const DIFF_BYTES: usize = 16 << 20;
 
@@ -301,6 +316,13 @@ pub fn diff(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), paths: &[String])
     ];
     words.extend(paths.iter().map(String::as_str));
     script(DIFF, &words)
+}
+
+/// The command that reads a pack of at most `most` bytes from stdin and prints what it has in it:
+/// `proxy/git/pack.rs` reads that.
+#[must_use]
+pub fn read_pack(object_format: &str, most: u64) -> GitCommand {
+    script(READ_PACK, &[object_format, &most.to_string()])
 }
 
 /// The outcome of unpacking a bundle.
