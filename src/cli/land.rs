@@ -1,4 +1,5 @@
-//! `take`: brings the branch of a session that worked in a clone into the original repository.
+//! `land` without a branch: brings the branch of a session that worked in a clone into the original
+//! repository.
 //!
 //! The bundle comes from an agent's sandbox, so it is untrusted. Git unpacks and checks it in a
 //! separate sandbox, with read-only access to the repository's objects. The checked objects are

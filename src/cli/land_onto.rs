@@ -3,7 +3,7 @@
 //! Owns what is landed and in which order, and how it is told. A fleet of this process does it, which
 //! starts no agent: so the check runs as in the pool. Must not know how a bundle lands.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
@@ -217,12 +217,12 @@ fn select(client: &ClientContext, args: &LandArgs) -> Result<Vec<Candidate>, Sel
             .filter(|run| run.command != CONVERSATION_COMMAND)
             .find_map(|run| RunId::new(&run.run).ok())
             .ok_or(SelectionError::NoRuns)?;
-        return of_run(client.state.clone(), &newest);
+        return of_run(&client.state, &newest);
     }
     for name in &args.names {
         if let Some((state, id)) = complete_id(IdKind::Run, name, &client.state)? {
             let run = RunId::new(&id).map_err(|_| SelectionError::Damaged(id.clone()))?;
-            candidates.extend(of_run(state, &run)?);
+            candidates.extend(of_run(&state, &run)?);
         } else if let Some((state, id)) = complete_id(IdKind::Session, name, &client.state)? {
             candidates.push(of_session(name, state, &id)?);
         } else {
@@ -233,8 +233,8 @@ fn select(client: &ClientContext, args: &LandArgs) -> Result<Vec<Candidate>, Sel
 }
 
 /// The tasks of a run that are done and have a branch, in their order.
-fn of_run(state: PathBuf, run: &RunId) -> Result<Vec<Candidate>, SelectionError> {
-    let tasks = open_journal(&state)?
+fn of_run(state: &Path, run: &RunId) -> Result<Vec<Candidate>, SelectionError> {
+    let tasks = open_journal(state)?
         .tasks(run)
         .map_err(JournalError::from)?;
     let mut candidates = Vec::new();
@@ -250,7 +250,7 @@ fn of_run(state: PathBuf, run: &RunId) -> Result<Vec<Candidate>, SelectionError>
             name: task.id.clone(),
             session: SessionId::new(session).map_err(|_| damaged(session))?,
             pool: PoolName::new(&task.pool).map_err(|_| damaged(&task.pool))?,
-            state: state.clone(),
+            state: state.to_owned(),
         });
     }
     if candidates.is_empty() {

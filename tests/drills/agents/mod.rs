@@ -16,6 +16,7 @@ mod engine_tools;
 mod first_hour;
 mod five;
 mod gemini;
+mod landing;
 mod mcp;
 mod no_preset;
 mod pi;

@@ -154,6 +154,66 @@ fn tasks_land_one_after_the_other_and_what_conflicts_goes_back_to_its_agent() {
     assert_eq!(names, [""; 0], "nothing is left of git's directories");
 }
 
+/// Fifty tasks in the long form: a fifth of them change one line, and the check fails only with more than
+/// two of five files.
+#[test]
+fn many_tasks_land_or_say_why_and_the_branch_passes() {
+    let tasks = count(5);
+    let check = "[\"sh\", \"-c\", \"test $(ls part-* 2>/dev/null | wc -l) -le 2\"]";
+    let pool = POOL
+        .lines()
+        .map(|line| match line.split_once('=') {
+            Some(("check     ", _)) => format!("check     = {check}\n"),
+            Some(("size      ", _)) => "size      = 4\n".to_owned(),
+            _ => format!("{line}\n"),
+        })
+        .collect::<String>();
+    let drill = drill_with(&pool);
+    let source = drill.workspace();
+    let tasks: Vec<Value> = (0..tasks)
+        .map(|number| {
+            let id = format!("t-{number}");
+            // A conflict that nobody resolves: the agent has no union for it.
+            if number % 5 == 0 {
+                let prompt = format!(
+                    "sleep 300ms\nrun echo {id} > shared.txt && git add . && git commit -qm {id}"
+                );
+                return json!({"id": id, "prompt": prompt});
+            }
+            let file = if number % 10 == 1 { "part" } else { "own" };
+            writes(&id, &format!("{file}-{number}"), &id)
+        })
+        .collect();
+    let file = task_file(&drill, &tasks);
+    let ran = drill.run(&["run", "--land", "landing", "--results", "r.jsonl", file]);
+    let landed = subjects(&source, "landing");
+    for result in drill.results("r.jsonl") {
+        let id = text(&result, "id");
+        let is_there = landed.iter().any(|subject| subject == id);
+        if is_there {
+            assert_eq!(result["outcome"], "done", "{result}");
+            assert_eq!(result["landed"]["branch"], "landing", "{result}");
+        } else {
+            assert_eq!(result["outcome"], "failed", "{result} {}", ran.all());
+            let why = text(&result, "detail");
+            let is_said = why.contains("conflicts") || why.contains("the check");
+            assert!(is_said, "{result}");
+            assert!(
+                result["attempts"].as_u64() > Some(1),
+                "it went back: {result}"
+            );
+        }
+    }
+    let parts = landed.len();
+    assert!(parts > tasks.len() / 2, "{landed:?} {}", ran.all());
+    let names = git(&source, &["ls-tree", "--name-only", "landing"]);
+    assert!(
+        names.matches("part-").count() <= 2,
+        "the branch passes: {names}"
+    );
+    git(&source, &["fsck", "--strict", "--no-dangling"]);
+}
+
 #[test]
 fn a_run_lands_afterwards_once_and_a_branch_in_use_is_refused() {
     let drill = drill_with(POOL);

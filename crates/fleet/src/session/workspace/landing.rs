@@ -204,11 +204,14 @@ impl From<PrepareError> for LandingError {
     }
 }
 
+/// The repository and the branch.
+type LandingTarget = (PathBuf, String);
+
 /// The landings of a fleet.
 #[derive(Debug, Default)]
 pub(crate) struct Landings {
     /// A lock for each branch, so that bundles land on it one after the other.
-    locks: Mutex<HashMap<(PathBuf, String), Weak<tokio::sync::Mutex<()>>>>,
+    locks: Mutex<HashMap<LandingTarget, Weak<tokio::sync::Mutex<()>>>>,
     /// The ids under which checks have a clone and a home.
     checks: Mutex<BTreeSet<SessionId>>,
 }
@@ -512,8 +515,7 @@ impl LandingRun<'_> {
         self.shared.landings.checks().remove(&session);
         match checked? {
             CheckResult::NotRun(why) => Err(LandingError::Sandbox(why)),
-            check if check.passed() => Ok(None),
-            check => Ok(Some(check.describe())),
+            check @ CheckResult::Ran { .. } => Ok((!check.passed()).then(|| check.describe())),
         }
     }
 
@@ -526,7 +528,7 @@ impl LandingRun<'_> {
         let order = PrepareRequest::for_commit(
             (self.slot.clone(), session.clone()),
             self.bundle.source.clone(),
-            commit.clone(),
+            commit,
         );
         let prepared = prepare(self.shared, self.pool, order).await?;
         let check = work::check(Arc::clone(self.shared), self.pool, Some(&prepared), argv);

@@ -99,7 +99,7 @@ impl PrepareRequest {
     pub(crate) fn for_commit(
         (slot, session): (SlotId, SessionId),
         source: PathBuf,
-        commit: ObjectId,
+        commit: &ObjectId,
     ) -> Self {
         Self {
             slot,
