@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use super::command::{self, ClientContext, FleetPlace};
 use super::events::{JournalError, open_journal};
@@ -17,8 +18,8 @@ use super::signals::Signals;
 use super::streams::Streams;
 use marshal_engine::api::SupervisorKind;
 use marshal_fleet::{FleetHandle, LandRequest, Landing, LandingError, ResumeScope, Stop};
-use marshal_journal::codec::read_report;
-use marshal_journal::{CONVERSATION_COMMAND, IdKind};
+use marshal_journal::codec::{read_report, read_spec};
+use marshal_journal::{CONVERSATION_COMMAND, IdKind, StoredTask};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, RunId, SessionId, TaskOutcome};
 
@@ -66,6 +67,8 @@ struct Candidate {
     name: String,
     session: SessionId,
     pool: PoolName,
+    /// The task's own check.
+    check: Option<Vec<String>>,
     /// The state directory that has it.
     state: PathBuf,
 }
@@ -116,16 +119,25 @@ pub(super) async fn run(
     };
     let mut exit = Exit::Done;
     for candidate in candidates {
-        let landing = land(&started.fleet, &candidate, (onto, &args.allow));
-        let outcome = match unless_signalled(landing, &mut signals).await {
+        let cancel = CancellationToken::new();
+        let landing = land(&started.fleet, &candidate, (onto, &args.allow), &cancel);
+        let mut landing = std::pin::pin!(landing);
+        let mut signal = None;
+        let outcome = match unless_signalled(&mut landing, &mut signals).await {
             Ok(outcome) => outcome,
-            Err(signal) => {
-                exit = signal.exit();
-                break;
+            Err(received) => {
+                // It says whether it had landed by then.
+                signal = Some(received);
+                cancel.cancel();
+                landing.await
             }
         };
         let is_landed = matches!(outcome, Ok(Landing::Landed { .. } | Landing::Nothing));
         show(&candidate, onto, &outcome, json, streams);
+        if let Some(signal) = signal {
+            exit = signal.exit();
+            break;
+        }
         if !is_landed {
             exit = Exit::Failures;
         }
@@ -138,6 +150,7 @@ async fn land(
     fleet: &FleetHandle,
     candidate: &Candidate,
     (onto, allow): (&str, &[String]),
+    cancel: &CancellationToken,
 ) -> Result<Landing, String> {
     let clones = land::find_clones(&candidate.state, &candidate.session);
     let request = LandRequest {
@@ -145,7 +158,8 @@ async fn land(
         clones: clones.map_err(|error| error.to_string())?,
         onto: onto.to_owned(),
         allow: allow.to_vec(),
-        check: None,
+        check: candidate.check.clone(),
+        cancelled: cancel.clone(),
     };
     let landed = fleet.land(&candidate.pool, request).await;
     landed.map_err(|error: LandingError| error.to_string())
@@ -250,6 +264,7 @@ fn of_run(state: &Path, run: &RunId) -> Result<Vec<Candidate>, SelectionError> {
             name: task.id.clone(),
             session: SessionId::new(session).map_err(|_| damaged(session))?,
             pool: PoolName::new(&task.pool).map_err(|_| damaged(&task.pool))?,
+            check: own_check(&task)?,
             state: state.to_owned(),
         });
     }
@@ -259,6 +274,13 @@ fn of_run(state: &Path, run: &RunId) -> Result<Vec<Candidate>, SelectionError> {
     Ok(candidates)
 }
 
+/// The check that the task names instead of its pool's.
+fn own_check(task: &StoredTask) -> Result<Option<Vec<String>>, SelectionError> {
+    let spec = read_spec(&task.id, &task.prompt, &task.spec);
+    let damaged = |_| SelectionError::Damaged(task.id.clone());
+    Ok(spec.map_err(damaged)?.check)
+}
+
 fn of_session(name: &str, state: PathBuf, id: &str) -> Result<Candidate, SelectionError> {
     let damaged = |text: &str| SelectionError::Damaged(text.to_owned());
     let session = SessionId::new(id).map_err(|_| damaged(id))?;
@@ -266,7 +288,17 @@ fn of_session(name: &str, state: PathBuf, id: &str) -> Result<Candidate, Selecti
         .session(&session)
         .map_err(JournalError::from)?
         .ok_or_else(|| SelectionError::Unknown(name.to_owned()))?;
+    let reader = open_journal(&state)?;
+    let task = match row.run.as_deref().map(RunId::new) {
+        Some(Ok(run)) => reader
+            .tasks(&run)
+            .map_err(JournalError::from)?
+            .into_iter()
+            .find(|task| row.task.as_ref() == Some(&task.id)),
+        _ => None,
+    };
     Ok(Candidate {
+        check: task.as_ref().map(own_check).transpose()?.flatten(),
         name: row.task.unwrap_or_else(|| short(id).to_owned()),
         pool: PoolName::new(&row.pool).map_err(|_| damaged(&row.pool))?,
         session,

@@ -321,12 +321,19 @@ impl PoolShared {
 
     /// Checks that the work of a task of this pool can land on a branch.
     pub(crate) fn check_landing(&self, spec: &TaskSpec) -> Result<(), SubmitError> {
-        if spec.land.is_none() || self.config.workspace.mode == WorkspaceMode::Worktree {
+        if spec.land.is_none() {
             return Ok(());
         }
+        let why = if self.config.options.session == SessionScope::Slot {
+            "a task of a pool with session = \"slot\" works on what earlier tasks left, which would land with it: remove land from the task"
+        } else if self.config.workspace.mode == WorkspaceMode::Worktree {
+            return Ok(());
+        } else {
+            "only work in a clone can land on a branch: set workspace.mode = \"worktree\" in the pool, or remove land from the task"
+        };
         Err(SubmitError::Pool {
             task: spec.id.to_string(),
-            why: "only work in a clone can land on a branch: set workspace.mode = \"worktree\" in the pool, or remove land from the task".to_owned(),
+            why: why.to_owned(),
         })
     }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use super::run_bounds;
 use crate::budgets::RunLimits;
@@ -194,6 +195,8 @@ impl FleetHandle {
             match session::recover_branch(shared, &entry.shared, slot, session).await {
                 Ok(made) => last.record_branch(made),
                 Err(error) => {
+                    let why = format!("its branch could not be bundled ({error})");
+                    last.landing = lands.then_some(LandingResult::Failed(why));
                     tracing::warn!(%session, %error, "the branch of a killed supervisor's session could not be bundled");
                 }
             }
@@ -221,7 +224,7 @@ impl FleetHandle {
             let (Some(last), Some(onto), true) = (last, spec.land.clone(), is_done) else {
                 continue;
             };
-            if last.bundle.is_none() {
+            if last.bundle.is_none() || last.landing.is_some() {
                 continue;
             }
             let (shared, slot) = (&self.0.shared, SlotId { pool, index });
@@ -231,6 +234,7 @@ impl FleetHandle {
                 onto,
                 allow: Vec::new(),
                 check: spec.check,
+                cancelled: CancellationToken::new(),
             };
             let landed = session::land_bundle(shared, &entry.shared, slot, request).await;
             last.landing = Some(LandingResult::from(landed));

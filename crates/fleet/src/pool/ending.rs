@@ -311,7 +311,6 @@ impl PoolState {
                     return false;
                 }
                 task.landing_rounds += 1;
-                task.follow_up = None;
                 true
             }
         };
@@ -381,6 +380,8 @@ impl PoolState {
         }
         .emit();
         task.queued = clock::now();
+        // Another session gets the task itself.
+        task.follow_up = None;
         task.job_permit = None;
         if task.open_tasks.is_suspended() {
             return self.leave_task(&task);

@@ -50,9 +50,10 @@ pub(super) enum Phase {
         /// Whether a stored session goes back as it was, because it could not be prepared now.
         gives_back: bool,
     },
-    /// The task's work lands until this is dropped.
+    /// The task's work lands.
     Landing {
         survey: Box<Survey>,
+        cancel: CancellationToken,
         _landing: AbortOnDropHandle<()>,
     },
     /// Between tasks, with or without a child.

@@ -94,7 +94,10 @@ pub enum BranchError {
     #[error("HEAD of its repository has no commit: create one, or use mode \"copy\"")]
     NoCommit,
     /// The source does not have the base.
-    #[error("its repository has no commit {0:?} (workspace.base): fetch it, or name another")]
+    #[error(
+        "its repository has no commit {0:?} (workspace.base, or the branch that the work lands on): \
+         fetch it, or name another"
+    )]
     NoBase(String),
     /// It exceeds the limits of a copy.
     #[error(

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::work::{self, LandingResult};
@@ -71,11 +72,9 @@ impl SessionState {
     fn end_check(&mut self, why: &str) {
         // Leaving the phase kills the processes that the check started.
         self.check_ended(CheckResult::NotRun(why.to_owned()));
-        if matches!(self.phase, Phase::Landing { .. }) {
-            let ended = LandingResult::Failed(why.to_owned());
-            let _ = self
-                .myself
-                .send_message(SessionMsg::LandingEnded(Box::new(ended)));
+        // It says whether the work had landed by then.
+        if let Phase::Landing { cancel, .. } = &self.phase {
+            cancel.cancel();
         }
     }
 
@@ -338,16 +337,31 @@ impl SessionState {
 
     /// The workspace was surveyed. The work of a good turn lands, if it should; then the task's report
     /// follows. `true` if the session ends with it.
-    pub(crate) fn surveyed(&mut self, survey: Box<work::Survey>) -> bool {
+    pub(crate) fn surveyed(&mut self, mut survey: Box<work::Survey>) -> bool {
         let Some(onto) = self.landing_branch(&survey) else {
             return self.report(*survey);
         };
+        let halted = self.task.as_ref().is_some_and(|task| task.halt.is_some());
+        let returned = &survey.returned;
+        let why_not = if halted {
+            Some("it was stopped before".to_owned())
+        } else if returned.bundle.is_none() {
+            returned.remark.clone()
+        } else {
+            None
+        };
+        if why_not.is_some() || survey.returned.bundle.is_none() {
+            survey.landing = why_not.map(LandingResult::Failed);
+            return self.report(*survey);
+        }
+        let cancel = CancellationToken::new();
         let request = LandRequest {
             session: self.work.session.clone(),
             clones: self.shared.state.copies().path().to_owned(),
             onto,
             allow: Vec::new(),
             check: self.work.check.clone(),
+            cancelled: cancel.clone(),
         };
         let (shared, pool) = (Arc::clone(&self.shared), Arc::clone(&self.pool));
         let (slot, to) = (self.work.slot.clone(), self.myself.clone());
@@ -357,21 +371,20 @@ impl SessionState {
         });
         self.phase = Phase::Landing {
             survey,
+            cancel,
             _landing: AbortOnDropHandle::new(landing),
         };
         false
     }
 
-    /// The branch that the task's work lands on now.
+    /// The branch that the task's work is to land on.
     fn landing_branch(&self, survey: &work::Survey) -> Option<String> {
         let task = self.task.as_ref()?;
-        let is_good = task.halt.is_none()
-            && task.turn.as_ref()?.outcome == TurnOutcome::Completed
+        let is_good = task.turn.as_ref()?.outcome == TurnOutcome::Completed
             && task.check.as_ref().is_none_or(CheckResult::passed)
             && !task.tally.is_only_denied()
             && survey.protection_fault().is_none();
-        let has_work = survey.returned.bundle.is_some();
-        self.work.land.clone().filter(|_| is_good && has_work)
+        self.work.land.clone().filter(|_| is_good)
     }
 
     pub(crate) fn landing_ended(&mut self, result: LandingResult) -> bool {

@@ -11,6 +11,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use tokio_util::sync::CancellationToken;
+
 use super::prepare::session_tree::{GitSandbox, git_plan};
 use super::prepare::{
     PrepareError, PrepareRequest, SessionDirs, WORKSPACE_INSIDE, blocking, owner, prepare,
@@ -50,6 +52,8 @@ pub struct LandRequest {
     pub allow: Vec<String>,
     /// The check, instead of the pool's.
     pub check: Option<Vec<String>>,
+    /// Ends it before the branch is moved.
+    pub cancelled: CancellationToken,
 }
 
 /// What came of it.
@@ -172,6 +176,14 @@ pub enum LandingError {
     /// The repository stores its refs in an unsupported format.
     #[error("the repository stores its branches in a reftable, which is not supported")]
     Reftable,
+    /// It was cancelled.
+    #[error("it was stopped before")]
+    Stopped,
+    /// The session's commits cannot be told from others.
+    #[error(
+        "the session began from a commit that the branch {0} lacks, and has merges or another history: update the branch first (git branch -f {0} BASE), or merge by hand"
+    )]
+    Diverged(String),
     /// Other processes moved the branch again and again.
     #[error("other processes moved the branch {0} each time before this landed: try again")]
     Contended(String),
@@ -283,6 +295,8 @@ struct Bundle {
     base: ObjectId,
     head: branch::bundle_header::BundleHeader,
     before: Option<ObjectId>,
+    /// The working trees that have the branch already, as a bare repository's HEAD.
+    users: BTreeSet<String>,
 }
 
 impl Bundle {
@@ -296,8 +310,11 @@ impl Bundle {
         let head = branch::stored_header(&clones, &request.session, &record.base)?;
         let landed = branch::read_landing(&clones, &request.session)?;
         let same = |before: &LandingRecord| before.onto == request.onto && before.tip == head.tip;
+        let repository = Repository::find(&record.source)?;
+        let git_dir = Root::open_resolved(&repository.common)?;
         Ok(Self {
-            repository: Repository::find(&record.source)?,
+            users: land::find_users(&git_dir, &request.onto),
+            repository,
             before: landed.filter(same).map(|landed| landed.commit),
             source: record.source,
             base: record.base,
@@ -319,7 +336,11 @@ struct LandingRun<'s> {
 /// What came of putting the commits onto the branch.
 enum Rebased {
     /// They are in the source.
-    Ready { target: ObjectId, commit: ObjectId },
+    Ready {
+        target: ObjectId,
+        commit: ObjectId,
+        pack: String,
+    },
     /// The attempt ends.
     Ended(Landing),
 }
@@ -334,25 +355,52 @@ impl LandingRun<'_> {
     /// Tries it once; `None` if the branch was moved meanwhile.
     async fn attempt(&self) -> Result<Option<Landing>, LandingError> {
         let scratch = self.create_scratch().await?;
-        let rebased = self.rebase_into_source(&scratch).await;
+        let landing = self.land_from(&scratch).await;
         let shared = Arc::clone(self.shared);
         let removal = move || branch::remove_scratch(shared.state.copies(), &scratch.name);
         blocking(&self.shared.ambient, removal).await?;
-        let (target, commit) = match rebased? {
-            Rebased::Ready { target, commit } => (target, commit),
+        landing
+    }
+
+    /// What git and the check do ends when the landing is cancelled. The move of the branch does not: its
+    /// outcome is known.
+    async fn unless_cancelled<T>(
+        &self,
+        work: impl Future<Output = Result<T, LandingError>>,
+    ) -> Result<T, LandingError> {
+        tokio::select! {
+            biased;
+            () = self.request.cancelled.cancelled() => Err(LandingError::Stopped),
+            done = work => done,
+        }
+    }
+
+    async fn land_from(&self, scratch: &Scratch) -> Result<Option<Landing>, LandingError> {
+        let rebased = self.unless_cancelled(self.rebase_into_source(scratch));
+        let (target, commit, pack) = match rebased.await? {
+            Rebased::Ready {
+                target,
+                commit,
+                pack,
+            } => (target, commit, pack),
             Rebased::Ended(landing) => return Ok(Some(landing)),
         };
         if let Some(why) = self.check(&commit).await? {
             let failed = NotLanded::CheckFailed { target, why };
             return Ok(Some(Landing::NotLanded(failed)));
         }
+        if self.request.cancelled.is_cancelled() {
+            return Err(LandingError::Stopped);
+        }
         self.write_record(&commit, false).await?;
+        // A repack may have dropped it during the check: no branch led to it.
+        self.add_pack(scratch, pack).await?;
         match self.move_branch(target, commit.clone()).await? {
             Ok(()) => {}
             Err(LandError::Moved(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         }
-        self.write_record(&commit, true).await?;
+        self.record_landed(&commit).await;
         Ok(Some(Landing::Landed {
             commit,
             was_there: false,
@@ -370,7 +418,7 @@ impl LandingRun<'_> {
                 paths,
             } => (target, commit, pack, paths),
             RebaseOutcome::Landed { commit } => {
-                self.write_record(&commit, true).await?;
+                self.record_landed(&commit).await;
                 return Ok(Rebased::Ended(Landing::Landed {
                     commit,
                     was_there: true,
@@ -381,6 +429,7 @@ impl LandingRun<'_> {
                 let conflict = NotLanded::Conflict { target, paths };
                 return Ok(Rebased::Ended(Landing::NotLanded(conflict)));
             }
+            RebaseOutcome::Diverged => return Err(LandingError::Diverged(onto())),
             RebaseOutcome::Missing => return Err(LandingError::NoBranch(onto())),
             RebaseOutcome::Symbolic => return Err(LandingError::Symbolic(onto())),
             RebaseOutcome::CheckedOut => return Err(LandingError::CheckedOut(onto())),
@@ -391,8 +440,12 @@ impl LandingRun<'_> {
             let outside = NotLanded::Outside { files };
             return Ok(Rebased::Ended(Landing::NotLanded(outside)));
         }
-        self.add_pack(scratch, pack).await?;
-        Ok(Rebased::Ready { target, commit })
+        self.add_pack(scratch, pack.clone()).await?;
+        Ok(Rebased::Ready {
+            target,
+            commit,
+            pack,
+        })
     }
 
     async fn create_scratch(&self) -> Result<Scratch, LandingError> {
@@ -503,7 +556,8 @@ impl LandingRun<'_> {
         }
         let session = self.shared.new_session_id();
         self.shared.landings.checks().insert(session.clone());
-        let checked = self.check_in_clone(commit, &session, argv.clone()).await;
+        let check = self.check_in_clone(commit, &session, argv.clone());
+        let checked = self.unless_cancelled(check).await;
         let (shared, of) = (Arc::clone(self.shared), session.clone());
         let removal = move || {
             work::discard_session(&shared, &of, false);
@@ -551,16 +605,28 @@ impl LandingRun<'_> {
         .await?
     }
 
+    /// Records that it landed. The branch proves it as well.
+    async fn record_landed(&self, commit: &ObjectId) {
+        if let Err(error) = self.write_record(commit, true).await {
+            tracing::warn!(session = %self.request.session, %error, "it was not recorded that work landed");
+        }
+    }
+
     async fn move_branch(
         &self,
         target: ObjectId,
         commit: ObjectId,
     ) -> Result<Result<(), LandError>, LandingError> {
         let common = self.bundle.repository.common.clone();
-        let onto = self.request.onto.clone();
+        let (onto, users) = (self.request.onto.clone(), self.bundle.users.clone());
         blocking(&self.shared.ambient, move || {
             let git_dir = Root::open_resolved(&common)?;
-            Ok(land::move_branch(&git_dir, &onto, (&target, &commit)))
+            Ok(land::move_branch(
+                &git_dir,
+                &onto,
+                &users,
+                (&target, &commit),
+            ))
         })
         .await?
     }

@@ -74,6 +74,9 @@ git add --all --ignore-errors . >/dev/null 2>&1 || work=partial
 tree=$(git write-tree)
 if [ "$tree" != "$(git rev-parse "$tip^{tree}")" ]; then
     [ "$work" = partial ] || work=uncommitted
+    # Made again after a kill, it is the same commit.
+    GIT_AUTHOR_DATE="$(git show -s --format=%ct "$tip") +0000"
+    export GIT_AUTHOR_DATE GIT_COMMITTER_DATE="$GIT_AUTHOR_DATE"
     tip=$(git commit-tree "$tree" -p "$tip" -m "Uncommitted work" -m "What the session left in its working tree.")
 fi
 if git merge-base --is-ancestor "$tip" "$base"; then
@@ -101,9 +104,9 @@ git cat-file -e "$4^{commit}"
 git rev-list --objects --quiet "$4" --not --all
 read -r word pack < "$HOME/said"
 echo "$word $pack $has"
-git diff-tree -r -z --name-only --no-renames "$7" "$4"
+git diff-tree -r -z --name-only --no-renames --ignore-submodules=none "$7" "$4"
 git rev-list "$4" --not "$7" > "$HOME/commits"
-git diff-tree -c -r -z --name-only --no-renames --no-commit-id --root --stdin < "$HOME/commits"
+git diff-tree -c -r -z --name-only --no-renames --ignore-submodules=none --no-commit-id --root --stdin < "$HOME/commits"
 "#;
 
 /// Unpacks a bundle as for taking it, and prints what it changes.
@@ -116,7 +119,7 @@ mkdir -p "$GIT_OBJECT_DIRECTORY/pack"
 tail -c "+$3" "$2" | git index-pack --stdin --fix-thin --strict "--max-input-size=$5" > "$HOME/said"
 base=$6 tip=$4
 shift 6
-exec git diff-tree -r -p --no-renames --no-ext-diff --no-textconv "$base" "$tip" -- "$@"
+exec git diff-tree -r -p --no-renames --ignore-submodules=none --no-ext-diff --no-textconv "$base" "$tip" -- "$@"
 "#;
 
 /// Indexes the pack on stdin in the current directory, and checks each of its objects; then prints the

@@ -7,9 +7,11 @@
 //! following links, and belongs to the directory's owner. Nothing is overwritten but a branch that
 //! has the commit which the caller names.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
@@ -27,11 +29,17 @@ pub enum LandError {
         "the branch {0} exists already, or its lock file exists because another process creates it"
     )]
     Exists(String),
-    /// The branch has another commit than expected, or another process is changing it.
-    #[error(
-        "the branch {0} was changed meanwhile, or its lock file exists because another process changes it"
-    )]
+    /// The branch has another commit than expected.
+    #[error("the branch {0} was changed meanwhile")]
     Moved(String),
+    /// Another process is changing the branch, or was killed while it did.
+    #[error(
+        "the lock file {0} exists: another process changes the branch, or was killed while it did; if none does, remove it"
+    )]
+    Locked(String),
+    /// A working tree checked it out since the caller looked.
+    #[error("a working tree has checked out the branch {0} meanwhile")]
+    CheckedOut(String),
     /// The unpacked pack is too large.
     #[error("the pack is larger than {} MiB", limits::BUNDLE_BYTES >> 19)]
     PackTooLarge,
@@ -65,23 +73,26 @@ pub fn add_pack(git_dir: &Root, from: &Root, pack: &str) -> Result<(), LandError
         let name = format!("pack-{pack}.{ending}");
         copy_pack_file(&packs, from, &name)?;
     }
-    let failed = |error: io::Error| TreeError::at("write", b"objects/pack", error);
-    let whole = File::from(packs.try_clone().map_err(failed)?);
-    // An O_PATH descriptor cannot be synced itself.
-    let _ = whole.sync_all();
-    Ok(())
+    sync_dir(&packs).map_err(|error| TreeError::at("write", b"objects/pack", error).into())
 }
 
 /// The longest `packed-refs` that is read, in bytes.
 const PACKED_REFS_BYTES: u64 = 256 << 20;
 
-/// Moves an existing branch from one commit to the next, if it still has the first one.
+/// How often, and after which pause, a branch is tried that another process holds.
+const LOCK_ATTEMPTS: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(100);
+
+/// Moves an existing branch from one commit to the next, if it still has the first one, and if no
+/// working tree has it that did not at the time of `users` ([`find_users`]). Waits for the branch's lock
+/// up to 5 s.
 ///
 /// # Errors
-/// [`LandError::Moved`] if it does not; nothing is changed then.
+/// [`LandError`]; nothing is changed then.
 pub fn move_branch(
     git_dir: &Root,
     branch: &str,
+    users: &BTreeSet<String>,
     (old, new): (&ObjectId, &ObjectId),
 ) -> Result<(), LandError> {
     use std::io::Write as _;
@@ -89,12 +100,25 @@ pub fn move_branch(
     let failed = |error: io::Error| TreeError::at("move the branch", branch.as_bytes(), error);
     let moved = || LandError::Moved(branch.to_owned());
     let lock = format!("{name}.lock");
-    let mut file = match create_owned_file(&dir, &lock, 0o644) {
-        Ok(file) => file,
-        Err(Errno::EXIST) => return Err(moved()),
-        Err(errno) => return Err(failed(errno.into()).into()),
+    let mut attempts = 0;
+    let mut file = loop {
+        match create_owned_file(&dir, &lock, 0o644) {
+            Ok(file) => break file,
+            Err(Errno::EXIST) if attempts < LOCK_ATTEMPTS => {
+                attempts += 1;
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            Err(Errno::EXIST) => {
+                return Err(LandError::Locked(format!("refs/heads/{branch}.lock")));
+            }
+            Err(errno) => return Err(failed(errno.into()).into()),
+        }
     };
     let done = (|| {
+        if !find_users(git_dir, branch).is_subset(users) {
+            return Err(LandError::CheckedOut(branch.to_owned()));
+        }
+        keep_mode(&dir, name, &file).map_err(|errno| failed(errno.into()))?;
         if current_commit(git_dir, &dir, (branch, name))?.as_ref() != Some(old) {
             return Err(moved());
         }
@@ -105,9 +129,8 @@ pub fn move_branch(
     })();
     match done {
         Ok(()) => {
-            // An O_PATH descriptor cannot be synced itself.
-            if let Ok(whole) = rustix::fs::openat(&dir, ".", OFlags::RDONLY, Mode::empty()) {
-                let _ = File::from(whole).sync_all();
+            if let Err(error) = sync_dir(&dir) {
+                tracing::warn!(%error, branch, "the directory of a moved branch was not synced");
             }
             log_move(git_dir, branch, (old, new));
         }
@@ -116,6 +139,66 @@ pub fn move_branch(
         }
     }
     done
+}
+
+/// The state files of the repository and of its working trees that name the branch: it is checked out, or being
+/// rebased or bisected. That of a bare repository names its default branch, too.
+#[must_use]
+pub fn find_users(git_dir: &Root, branch: &str) -> BTreeSet<String> {
+    const STATES: [&str; 4] = [
+        "HEAD",
+        "rebase-merge/head-name",
+        "rebase-apply/head-name",
+        "BISECT_START",
+    ];
+    let full = format!("refs/heads/{branch}");
+    let mut places = vec![String::new()];
+    let listed = open_below(git_dir, &["worktrees"], false)
+        .ok()
+        .and_then(|dir| rustix::fs::openat(&dir, ".", DIRECTORY, Mode::empty()).ok())
+        .and_then(|dir| rustix::fs::Dir::read_from(dir).ok());
+    for entry in listed.into_iter().flatten().flatten() {
+        if let Ok(name) = entry.file_name().to_str()
+            && !matches!(name, "." | "..")
+        {
+            places.push(format!("worktrees/{name}/"));
+        }
+    }
+    let states = places
+        .iter()
+        .flat_map(|place| STATES.map(|state| format!("{place}{state}")));
+    let names_it = |path: &String| {
+        let file = std::fs::File::open(git_dir.path().join(path));
+        let text = file.and_then(|file| io::read_to_string(io::Read::take(file, 4096)));
+        text.is_ok_and(|text| {
+            let named = text.trim_end();
+            named.strip_prefix("ref: ").unwrap_or(named) == full || named == branch
+        })
+    };
+    states.filter(names_it).collect()
+}
+
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC);
+
+/// Writes a directory's entries to the disk. An `O_PATH` descriptor cannot be synced itself.
+fn sync_dir(dir: &OwnedFd) -> io::Result<()> {
+    let whole = rustix::fs::openat(dir, ".", DIRECTORY, Mode::empty())?;
+    File::from(whole).sync_all()
+}
+
+/// Gives the new file of a branch the permissions of its old one.
+fn keep_mode(dir: &OwnedFd, name: &str, file: &File) -> Result<(), Errno> {
+    match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(old) => rustix::fs::fchmod(file, Mode::from_raw_mode(old.st_mode & 0o666)),
+        // Only packed-refs has it.
+        Err(Errno::NOENT) => {
+            let dir = rustix::fs::fstat(dir)?;
+            rustix::fs::fchmod(file, Mode::from_raw_mode(dir.st_mode & 0o666))
+        }
+        Err(errno) => Err(errno),
+    }
 }
 
 /// The commit that a branch has; the caller has its lock file.
@@ -163,7 +246,11 @@ fn log_move(git_dir: &Root, branch: &str, (old, new): (&ObjectId, &ObjectId)) {
         return;
     };
     let mut file = File::from(file);
-    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
+    let is_own = |meta: std::fs::Metadata| {
+        use std::os::unix::fs::MetadataExt as _;
+        meta.is_file() && meta.nlink() == 1
+    };
+    if !file.metadata().is_ok_and(is_own) {
         return;
     }
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -320,13 +407,14 @@ mod tests {
             "it is somebody else's"
         );
         let next = ObjectId::new(&"b".repeat(40)).unwrap();
+        let none = BTreeSet::new();
         let read = |name: &str| std::fs::read_to_string(at(name)).unwrap();
-        move_branch(&git, "marshal/s", (&id, &next)).unwrap();
+        move_branch(&git, "marshal/s", &none, (&id, &next)).unwrap();
         assert_eq!(read("git/refs/heads/marshal/s"), format!("{next}\n"));
-        let again = move_branch(&git, "marshal/s", (&id, &next));
+        let again = move_branch(&git, "marshal/s", &none, (&id, &next));
         assert!(matches!(again, Err(LandError::Moved(_))));
         assert!(!at("git/refs/heads/marshal/s.lock").exists());
-        let locked = move_branch(&git, "marshal/t", (&id, &next));
+        let locked = move_branch(&git, "marshal/t", &none, (&id, &next));
         assert!(matches!(locked, Err(LandError::Moved(_))));
         assert!(at("git/refs/heads/marshal/t.lock").exists());
         // A branch that only packed-refs has, and its reflog.
@@ -336,20 +424,25 @@ mod tests {
         std::fs::write(at("git/packed-refs"), packed).unwrap();
         std::fs::create_dir_all(at("git/logs/refs/heads/p")).unwrap();
         std::fs::write(at("git/logs/refs/heads/p/q"), "").unwrap();
-        assert!(move_branch(&git, "p/q", (&next, &id)).is_err());
-        move_branch(&git, "p/q", (&id, &next)).unwrap();
+        assert!(move_branch(&git, "p/q", &none, (&next, &id)).is_err());
+        move_branch(&git, "p/q", &none, (&id, &next)).unwrap();
         assert_eq!(read("git/refs/heads/p/q"), format!("{next}\n"));
         let log = read("git/logs/refs/heads/p/q");
         assert!(log.starts_with(&format!("{id} {next} marshal ")), "{log}");
         assert!(matches!(
-            move_branch(&git, "none", (&id, &next)),
+            move_branch(&git, "none", &none, (&id, &next)),
             Err(LandError::Moved(_))
         ));
         std::fs::write(at("git/refs/heads/link"), "ref: refs/heads/p/q\n").unwrap();
         assert!(matches!(
-            move_branch(&git, "link", (&next, &id)),
+            move_branch(&git, "link", &none, (&next, &id)),
             Err(LandError::Moved(_))
         ));
+        std::fs::create_dir_all(at("git/worktrees/w")).unwrap();
+        std::fs::write(at("git/worktrees/w/HEAD"), "ref: refs/heads/p/q\n").unwrap();
+        let used = move_branch(&git, "p/q", &none, (&next, &id));
+        assert!(matches!(used, Err(LandError::CheckedOut(_))));
+        move_branch(&git, "p/q", &find_users(&git, "p/q"), (&next, &id)).unwrap();
         // A link in the repository's place of branches leads nowhere.
         std::fs::remove_dir_all(at("git/refs/heads")).unwrap();
         std::fs::create_dir(at("elsewhere")).unwrap();

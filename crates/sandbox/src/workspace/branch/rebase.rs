@@ -17,7 +17,7 @@ pub const REBASED_PACK: &str = "out/pack";
 /// Maximum bytes of a branch's name.
 const BRANCH_BYTES: usize = 200;
 
-/// Puts `base..tip` onto the branch in the current directory, which is empty.
+/// Puts the session's commits onto the branch in the current directory, which is empty.
 ///
 /// A branch that has the target already stays as it is. One with merges becomes one commit: a rebase
 /// would lose how the conflicts of its merges were resolved.
@@ -58,24 +58,36 @@ git rev-list --objects --quiet "$tip" --not "$target" "$base"
 if git merge-base --is-ancestor "$tip" "$target"; then end "nothing $target"; fi
 conflict() {
     at=$(git rev-parse --verify --quiet REBASE_HEAD) || at=$tip
-    git diff --name-only --diff-filter=U --no-renames -z > ../paths
+    git diff --name-only --diff-filter=U --no-renames --ignore-submodules=none -z > ../paths
     if [ ! -s ../paths ]; then cat ../said >&2; exit 1; fi
     printf 'conflict %s %s\n' "$target" "$at"
     cat ../paths
     exit 0
 }
-if git merge-base --is-ancestor "$target" "$tip"; then
+# The commits of the session alone: its base may have others that the branch lacks.
+if git merge-base --is-ancestor "$base" "$target"; then
+    since=$target
+elif git merge-base --is-ancestor "$base" "$tip"; then
+    since=$base
+else
+    end diverged
+fi
+merges=$(git rev-list --merges -n 1 "$since..$tip")
+if [ "$since" = "$target" ] && git merge-base --is-ancestor "$target" "$tip"; then
     new=$tip
-elif [ -n "$(git rev-list --merges -n 1 "$target..$tip")" ]; then
+elif [ -n "$merges" ] && [ "$since" != "$target" ]; then
+    end diverged
+elif [ -n "$merges" ]; then
     git checkout --quiet --detach "$target"
     git merge --squash --no-stat "$tip" > ../said 2>&1 || conflict
+    if git diff --cached --quiet --ignore-submodules=none HEAD; then end "nothing $target"; fi
     git log -1 --format=%B "$tip" > ../message
     git commit --quiet --no-gpg-sign --allow-empty-message --cleanup=verbatim --file=../message
     new=$(git rev-parse HEAD)
 else
     git checkout --quiet --detach "$tip"
     git rebase --quiet --no-fork-point --no-autosquash --no-gpg-sign --reapply-cherry-picks --empty=drop \
-        "$target" > ../said 2>&1 || conflict
+        --onto "$target" "$since" > ../said 2>&1 || conflict
     new=$(git rev-parse HEAD)
 fi
 if [ "$new" = "$target" ]; then end "nothing $target"; fi
@@ -87,9 +99,9 @@ git index-pack --stdin --strict < ../land.pack > ../said
 git rev-list --objects --quiet "$new" --not "$target"
 read -r word pack < ../said
 echo "ready $target $new $pack"
-git diff-tree -r -z --name-only --no-renames "$target" "$new"
+git diff-tree -r -z --name-only --no-renames --ignore-submodules=none "$target" "$new"
 git rev-list "$new" --not "$target" > ../commits
-git diff-tree -c -r -z --name-only --no-renames --no-commit-id --root --stdin < ../commits
+git diff-tree -c -r -z --name-only --no-renames --ignore-submodules=none --no-commit-id --root --stdin < ../commits
 "#;
 
 /// Whether a text is the name of a branch that git accepts, and nothing that git could read
@@ -168,6 +180,8 @@ pub enum RebaseOutcome {
         /// The files with conflicts, sorted; bytes that are not UTF-8 are replaced.
         paths: Vec<String>,
     },
+    /// The session began from a commit that the branch lacks, and its commits cannot be told from others.
+    Diverged,
     /// There is no such branch.
     Missing,
     /// It is another name of a branch.
@@ -218,6 +232,7 @@ impl RebaseOutcome {
                 target: id(target)?,
                 paths: paths(),
             },
+            ["diverged"] => Self::Diverged,
             ["missing"] => Self::Missing,
             ["symbolic"] => Self::Symbolic,
             ["busy"] => Self::CheckedOut,
