@@ -136,7 +136,7 @@ impl FleetHandle {
         }
         let mut history = history;
         self.make_missing_branches(&mut history).await;
-        self.land_missing_branches(&mut history).await;
+        Box::pin(self.land_missing_branches(&mut history)).await;
         let (bounds, spent) = self.resume_run_bounds(&run).await?;
         let limits = self.start_run_limits(&run, bounds, spent);
         let mut plan = self.plan_resume(&run, history)?;
