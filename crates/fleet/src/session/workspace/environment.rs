@@ -19,8 +19,56 @@ pub(crate) fn environment(
     workspace: &str,
 ) -> Vec<(String, String)> {
     let config = &pool.env;
+    let mut env = fixed_variables(shared, pool, home, workspace);
+    if pool.workspace.mode == WorkspaceMode::Overlay {
+        // Read-only commands such as `git status` must not write: a changed index would be a change
+        // in `.git`, which is never applied.
+        env.insert("GIT_OPTIONAL_LOCKS".to_owned(), "0".to_owned());
+    }
+    let proxy = pool.proxy_variables().into_iter();
+    env.extend(proxy.map(|(name, value)| (name.to_owned(), value)));
+    let caches = pool.cache_variables();
+    env.extend(caches.map(|(name, value)| (name.to_owned(), value)));
+    for name in &config.pass {
+        if let Some(value) = shared.environment.get(name) {
+            env.insert(name.clone(), value.clone());
+        }
+    }
+    env.extend(config.set.iter().map(|(name, value)| {
+        let value = fill_routes(value, &pool.routes);
+        (name.clone(), value)
+    }));
+    // Secrets were read at startup: a fleet with an unreadable secret does not start.
+    env.extend(config.secrets.iter().filter_map(|(name, secret)| {
+        let value = secret.expose()?;
+        Some((name.clone(), value.as_ref().to_owned()))
+    }));
+    env.into_iter().collect()
+}
+
+/// The environment of the command that prepares clones: no value that the configuration sets or
+/// passes on, and no secret. What it leaves is seen by every later session.
+pub(crate) fn setup_environment(
+    shared: &Shared,
+    pool: &Pool,
+    home: &str,
+    workspace: &str,
+) -> Vec<(String, String)> {
+    let mut env = fixed_variables(shared, pool, home, workspace);
+    env.insert("LANG".to_owned(), "C.UTF-8".to_owned());
+    let caches = pool.cache_variables();
+    env.extend(caches.map(|(name, value)| (name.to_owned(), value)));
+    env.into_iter().collect()
+}
+
+fn fixed_variables(
+    shared: &Shared,
+    pool: &Pool,
+    home: &str,
+    workspace: &str,
+) -> BTreeMap<String, String> {
     let mut path = String::new();
-    for directory in &config.path_add {
+    for directory in &pool.env.path_add {
         let directory = directory.to_string_lossy();
         match directory.strip_prefix(HOME_OF_CHILD) {
             Some(below) => path.extend([home, below]),
@@ -48,32 +96,8 @@ pub(crate) fn environment(
         ("GIT_CONFIG_KEY_1", "safe.bareRepository".to_owned()),
         ("GIT_CONFIG_VALUE_1", "explicit".to_owned()),
     ];
-    let mut env: BTreeMap<String, String> = fixed
+    fixed
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    if pool.workspace.mode == WorkspaceMode::Overlay {
-        // Read-only commands such as `git status` must not write: a changed index would be a change
-        // in `.git`, which is never applied.
-        env.insert("GIT_OPTIONAL_LOCKS".to_owned(), "0".to_owned());
-    }
-    let proxy = pool.proxy_variables().into_iter();
-    env.extend(proxy.map(|(name, value)| (name.to_owned(), value)));
-    let caches = pool.cache_variables();
-    env.extend(caches.map(|(name, value)| (name.to_owned(), value)));
-    for name in &config.pass {
-        if let Some(value) = shared.environment.get(name) {
-            env.insert(name.clone(), value.clone());
-        }
-    }
-    env.extend(config.set.iter().map(|(name, value)| {
-        let value = fill_routes(value, &pool.routes);
-        (name.clone(), value)
-    }));
-    // Secrets were read at startup: a fleet with an unreadable secret does not start.
-    env.extend(config.secrets.iter().filter_map(|(name, secret)| {
-        let value = secret.expose()?;
-        Some((name.clone(), value.as_ref().to_owned()))
-    }));
-    env.into_iter().collect()
+        .collect()
 }
