@@ -371,6 +371,25 @@ fn a_supervisor_killed_during_a_setup_leaves_no_layer() {
 }
 
 #[test]
+fn an_orderly_stop_ends_a_setup() {
+    let drill = drill("", "mkdir d; sleep 1000\n");
+    let mut running = drill.start(&["run", LOOK]);
+    std::thread::sleep(Duration::from_secs(2));
+    running.signal("INT");
+    std::thread::sleep(Duration::from_millis(500));
+    running.signal("INT");
+    let code = running.end(Duration::from_secs(20));
+    assert!(code.is_some_and(|code| code != 0), "{code:?}");
+    assert!(layers(&drill).is_empty());
+    let copies = fs::read_dir(drill.state().join("copies")).expect("copies");
+    let clones = copies.filter(|copy| {
+        let name = copy.as_ref().expect("a copy").file_name();
+        !name.to_string_lossy().contains(',')
+    });
+    assert!(clones.count() <= 1, "the clone of the setup went");
+}
+
+#[test]
 fn a_session_of_a_slot_has_its_layer_and_its_changes_after_a_restart() {
     let drill = drill("", SCRIPT);
     let config = fs::read_to_string(drill.config()).expect("supervisor.toml");
