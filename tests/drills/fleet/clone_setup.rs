@@ -390,7 +390,7 @@ fn an_orderly_stop_ends_a_setup() {
 }
 
 #[test]
-fn a_session_of_a_slot_has_its_layer_and_its_changes_after_a_restart() {
+fn a_session_of_a_slot_keeps_its_changes_from_task_to_task() {
     let drill = drill("", SCRIPT);
     let config = fs::read_to_string(drill.config()).expect("supervisor.toml");
     let config = config.replace("size      = 1", "size = 1\nsession = \"slot\"");
