@@ -500,6 +500,7 @@ async fn sweep_copies(state: &Arc<StateDir>, when: SweepTime, mut working: Activ
                 copies = swept.copies,
                 overlays = swept.overlays,
                 homes = swept.homes,
+                layers = swept.layers,
                 "swept"
             );
         }

@@ -38,6 +38,7 @@ use super::types::{
     PoolOptions, Route, RoutePort, Sandbox, SessionScope, ShellCwd, SlotShares, Timeouts,
     Workspace, WorkspaceMode,
 };
+use super::workspace_setup;
 use marshal_model::PoolName;
 use marshal_model::limits;
 
@@ -291,6 +292,7 @@ fn check_consistency(
     ssh::check_consistency(section, pool, context.is_discovered);
     pool_dialect::check_consistency(section, pool, context.is_discovered);
     cache::check_consistency(section, pool);
+    workspace_setup::check_consistency(section, pool);
     runner::check_consistency(section, pool, context.is_discovered.then_some(context.dir));
     engine_tools::check_consistency(section.diagnostics, pool, blame.engine_tools.as_ref());
     file_plane::check_consistency(section, pool);
@@ -355,7 +357,7 @@ fn read_workspace(
         section.diagnostics.report(&item.place, message, None);
     }
     let is_table = item.is_none_or(|item| !matches!(item.value(), DeValue::String(_)));
-    let (path, mode, (base, include), (mask, slice)) = if is_table {
+    let (path, mode, (base, include, setup), (mask, slice)) = if is_table {
         let table = section.section("workspace");
         let path = table
             .get("path")
@@ -367,11 +369,13 @@ fn read_workspace(
         let of_start = (
             workspace_view::read_base(&table, word),
             workspace_view::read_include(&table, word),
+            workspace_setup::read(&table, word, context.is_discovered),
         );
         table.reject_unknown_keys(&[], &[("branch", "base"), ("commit", "base")]);
         (path, mode, of_start, of_tree)
     } else {
-        (None, None, (None, Vec::new()), (Vec::new(), Vec::new()))
+        let nothing = (Vec::new(), Vec::new());
+        (None, None, (None, Vec::new(), None), nothing)
     };
     let text = path.as_ref().map_or(".", |found| found.value.as_str());
     if let (Some(fault), Some(found)) = (paths::path_error(text), &path) {
@@ -386,6 +390,7 @@ fn read_workspace(
         slice,
         base,
         include,
+        setup,
     };
     let places = (
         place_or(path.as_ref(), &section.place),

@@ -43,6 +43,7 @@ fn key_rules(key: &str) -> Value {
         "cancel" | "slash" => json!({"required": ["send"]}),
         "template.NAME" => json!({"required": ["roles"]}),
         "workspace.NAME" => json!({"required": ["path"]}),
+        "pool.NAME.workspace.setup" => json!({"required": ["command"]}),
         "delegate.NAME" => json!({"oneOf": [{"required": ["command"]}, {"required": ["url"]}]}),
         _ => json!({}),
     }

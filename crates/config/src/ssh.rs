@@ -345,6 +345,7 @@ pub(super) fn remote_workspace_and_env(
         slice: Vec::new(),
         base: None,
         include: Vec::new(),
+        setup: None,
     };
     (there, env)
 }

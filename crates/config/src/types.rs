@@ -41,6 +41,7 @@ pub use super::ssh::{RemoteMode, RemoteNetwork, RemoteSandbox, Ssh};
 use super::store::StoreConfig;
 use super::template::Template;
 use super::timing::ExitCodes;
+use super::workspace_setup::WorkspaceSetup;
 pub use container::{Container, ContainerEngine};
 pub use launcher::Launcher;
 pub use marshal_model::OnTimeout;
@@ -512,6 +513,8 @@ pub struct Workspace {
     pub base: Option<String>,
     /// Patterns of files that git does not track and that go along into a copy or clone.
     pub include: Vec<String>,
+    /// The command that prepares clones, if there is one. Only with [`WorkspaceMode::Worktree`].
+    pub setup: Option<WorkspaceSetup>,
 }
 
 impl WorkspaceMode {

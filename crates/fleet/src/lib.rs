@@ -574,10 +574,11 @@ impl FleetHandle {
         self.0.shared.slots.views()
     }
 
-    /// Whether a slot has this session now, or the check of a landing works under this id.
+    /// Whether a slot has this session now, or a check or a setup works under this id.
     #[must_use]
     pub fn is_session_active(&self, session: &SessionId) -> bool {
-        self.0.shared.slots.has_session(session) || self.0.shared.landings.has_check(session)
+        let shared = &self.0.shared;
+        shared.slots.has_session(session) || shared.program_clones.contains(session)
     }
 
     /// The configuration with which the fleet was started.

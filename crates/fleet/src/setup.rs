@@ -29,7 +29,7 @@ use super::hooks::Hooks;
 use super::paused_runs::PausedRuns;
 use super::program_record::ProgramRecords;
 use super::resource_usage::ResourceUsage;
-use super::session::{DiskUsageMonitor, Landings, ProtectedRecords};
+use super::session::{CloneSetups, DiskUsageMonitor, Landings, ProgramClones, ProtectedRecords};
 use super::slot_demand::SlotDemand;
 use super::{SubmitError, clock};
 use crate::handle::exec::ExecPlaces;
@@ -122,6 +122,10 @@ pub(crate) struct Shared {
     pub(crate) protected_records: ProtectedRecords,
     /// The bundles that land now.
     pub(crate) landings: Landings,
+    /// The clones in which programs work that are no agents.
+    pub(crate) program_clones: ProgramClones,
+    /// The setups that run now, and that failed.
+    pub(crate) clone_setups: CloneSetups,
     /// The programs of agents.
     pub(crate) program_records: Arc<ProgramRecords>,
     pub(crate) journal: Journal,
@@ -215,6 +219,8 @@ impl Shared {
             state: setup.state,
             protected_records: ProtectedRecords::default(),
             landings: Landings::default(),
+            program_clones: ProgramClones::default(),
+            clone_setups: CloneSetups::default(),
             program_records,
             journal: setup.journal,
             files,

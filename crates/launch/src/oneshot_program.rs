@@ -46,6 +46,8 @@ pub enum RunError {
         program: String,
         /// The time it had.
         after: Duration,
+        /// What it wrote by then, up to the bound: stdout, then stderr.
+        output: Vec<u8>,
     },
     /// Its helper was lost.
     #[error("{0}")]
@@ -113,6 +115,7 @@ pub async fn run_to_end(
         Ok(_) if is_late => Err(RunError::TimedOut {
             program,
             after: timeout,
+            output: [stdout.bytes, stderr.bytes].concat(),
         }),
         Ok(ChildExit {
             status: Some(status),

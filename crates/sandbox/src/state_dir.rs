@@ -25,6 +25,7 @@ const HOMES: &str = "homes";
 const COPIES: &str = "copies";
 const OVERLAYS: &str = "overlays";
 const QUARANTINE: &str = "quarantine";
+const LAYERS: &str = "layers";
 const PROGRAMS: &str = "programs";
 const LOCAL: &str = "local";
 const LOCK: &str = "lock";
@@ -184,6 +185,7 @@ pub struct StateDir {
     copies: Root,
     overlays: Root,
     quarantine: Root,
+    layers: Root,
     programs: PathBuf,
     _lock: FlockGuard<OwnedFd>,
 }
@@ -234,6 +236,7 @@ impl StateDir {
         };
         let (homes, copies, overlays) = (sub(HOMES)?, sub(COPIES)?, sub(OVERLAYS)?);
         let quarantine = sub(QUARANTINE)?;
+        let layers = sub(LAYERS)?;
         subdirectory(dir, LOCAL, &path.join(LOCAL))?;
         Ok(Self {
             root: root_at(dir, ".", &path)?,
@@ -241,6 +244,7 @@ impl StateDir {
             copies,
             overlays,
             quarantine,
+            layers,
             programs,
             path,
             _lock: FlockGuard::from_locked(lock),
@@ -281,6 +285,12 @@ impl StateDir {
     #[must_use]
     pub fn quarantine(&self) -> &Root {
         &self.quarantine
+    }
+
+    /// The directory `STATE/layers`.
+    #[must_use]
+    pub fn layers(&self) -> &Root {
+        &self.layers
     }
 
     /// The directory of the records of agents' programs, which local runs share. It may be missing.

@@ -9,6 +9,7 @@ mod bench;
 mod bounded_run;
 mod claude_code;
 mod client;
+mod clone_setup;
 mod codex;
 mod codex_schema;
 mod directories;

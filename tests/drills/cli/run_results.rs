@@ -35,7 +35,7 @@ fn the_tasks_of_a_run_are_listed_with_those_that_changed_the_same_files() {
         rows,
         [
             &[
-                "task", "outcome", "files", "cost", "branch", "also", "changed", "by"
+                "task", "outcome", "files", "cost", "branch", "landed", "also", "changed", "by"
             ][..],
             &["one", "done", "2", "three", "(1)"],
             &["two", "done", "0"],

@@ -20,6 +20,7 @@ mod chats_tour;
 mod claude;
 mod client_attacks;
 mod client_methods;
+mod clone_setup;
 mod codex;
 mod continuing;
 mod crashes;

@@ -58,6 +58,7 @@ impl Host for Machine {
             if self.wildness.percent(&mut random, 5) {
                 tokio::time::sleep(timeout).await;
                 return Err(RunError::TimedOut {
+                    output: Vec::new(),
                     program: "check".to_owned(),
                     after: timeout,
                 });

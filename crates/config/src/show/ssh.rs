@@ -82,6 +82,7 @@ pub(super) fn put_files(
         slice,
         base,
         include,
+        setup,
     } = workspace;
     table.put("workspace.path", path(work));
     table.put("workspace.mode", mode.as_str());
@@ -92,6 +93,11 @@ pub(super) fn put_files(
     table.put_optional("workspace.base", base.as_deref());
     if mode.is_per_session() {
         table.put("workspace.include", super::texts(include));
+    }
+    if let Some(setup) = setup {
+        table.put("workspace.setup.command", super::texts(&setup.command));
+        table.put("workspace.setup.inputs", super::texts(&setup.inputs));
+        setup.show_keys(table, "workspace.setup.");
     }
     let files = home_files
         .iter()

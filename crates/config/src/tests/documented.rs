@@ -82,9 +82,10 @@ impl Row {
                 format!("{BARE}{}\n{set}", others.join("\n"))
             }
             key if key.starts_with(RUNNER_KEYS) => format!("{BARE_DRIVEN}{set}"),
-            "pool.NAME.workspace.base" => {
+            "pool.NAME.workspace.base" | "pool.NAME.workspace.setup.command" => {
                 format!("{BARE}pool.demo.workspace.mode = \"worktree\"\n{set}")
             }
+            key if key.starts_with(SETUP_KEYS) => format!("{BARE_SETUP}{set}"),
             "pool.NAME.image" => format!("{BARE}pool.demo.launcher = \"container\"\n{set}"),
             key if key.starts_with("pool.NAME.egress.") => {
                 format!("{BARE}pool.demo.network = \"proxy\"\n{set}")
@@ -144,6 +145,8 @@ impl Row {
             BARE_FILES
         } else if GIT_ROUTE_KEYS.contains(&self.key) {
             BARE_GIT
+        } else if self.key.starts_with(SETUP_KEYS) {
+            BARE_SETUP
         } else if self.key.starts_with("hook.NAME.") {
             BARE_HOOK
         } else {
@@ -177,6 +180,16 @@ pool.demo.command = [\"agent\"]
 route.own.upstream = \"http://127.0.0.1:8089\"
 route.own.allow = [\"GET /x\"]
 pool.demo.file_plane.dir = \"/var/spool/demo\"
+";
+
+const SETUP_KEYS: &str = "pool.NAME.workspace.setup.";
+
+const BARE_SETUP: &str = "\
+pool.demo.command = [\"agent\"]
+route.own.upstream = \"http://127.0.0.1:8089\"
+route.own.allow = [\"GET /x\"]
+pool.demo.workspace.mode = \"worktree\"
+pool.demo.workspace.setup.command = [\"make\"]
 ";
 
 const BARE_FAR: &str = "pool.demo.command = [\"agent\"]\npool.demo.launcher = \"ssh\"\n\
@@ -225,6 +238,7 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.mode", "\"plan\""),
     ("pool.NAME.auth", "\"api-key\""),
     ("pool.NAME.workspace.base", "\"origin/main\""),
+    ("pool.NAME.workspace.setup.command", "[\"npm\", \"ci\"]"),
     ("pool.NAME.dialect.custom", "\"agent.toml\""),
     ("pool.NAME.permission_requests", "\"some\""),
     ("pool.NAME.routes", "[\"own\"]"),

@@ -169,7 +169,7 @@ env = { PATH = "/bin" }
 events = ["parked"]
 [pool.cloned]
 agent = "script"
-workspace = { mode = "worktree", base = "origin/main", include = ["local.toml"] }
+workspace = { mode = "worktree", base = "origin/main", include = ["local.toml"], setup = { command = ["npm", "ci"], inputs = ["package-lock.json"], network = "host" } }
 [chat]
 idle = "90s"
 [template.campaign]

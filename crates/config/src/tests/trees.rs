@@ -47,6 +47,20 @@ fn masks_and_slices_that_cannot_be_are_refused() {
         refused(&format!("mode = \"worktree\", base = \"{bad}\""), "expected the name of a branch");
     }
     refused("mode = \"copy\", base = \"main\"", "only clones start from a base");
+    for (setup, why) in [
+        ("mode = \"copy\", setup = { command = [\"a\"] }", "a setup prepares clones"),
+        ("mode = \"worktree\", setup = {}", "a setup needs a command"),
+        ("mode = \"worktree\", setup = { command = [\" \"] }", "a setup needs a command"),
+        ("mode = \"worktree\", setup = { command = [\"a\"], size = \"3G\" }", "size"),
+        ("mode = \"worktree\", setup = { command = [\"a\"], timeout = \"2h\" }", "timeout"),
+        ("mode = \"worktree\", setup = { command = [\"a\"], network = \"routes\" }", "network"),
+    ] {
+        refused(setup, why);
+    }
+    for bad in ["/a", "../a", "a/", "a//b", "./a", "", "a\\n"] {
+        let setup = format!("mode = \"worktree\", setup = {{ command = [\"a\"], inputs = [\"{bad}\"] }}");
+        refused(&setup, "expected the path of a file of the repository");
+    }
     refused("mode = \"overlay\", include = [\"x\"]", "all files are there");
     for bad in ["/etc/passwd", "../x"] {
         refused(&format!("include = [\"{bad}\"]"), "expected a pattern below the workspace");
@@ -67,4 +81,26 @@ fn a_file_that_was_found_hides_no_less() {
     let all: Vec<String> = DEFAULT_MASK.iter().map(|pattern| format!("{pattern:?}")).collect();
     accepted_by(&discovered_origin(), &with(&format!("[{}, \"*.key\"]", all.join(", "))));
     refused_by(&discovered_origin(), &with(&format!("[{}, \"!**/.env\"]", all.join(", "))), "hides less");
+}
+
+#[test]
+fn a_setup_has_its_limits_and_the_network_only_if_a_person_says_so() {
+    let with = |more: &str| {
+        pool(&format!(
+            "workspace = {{ mode = \"worktree\", setup = {{ command = [\"npm\", \"ci\"]{more} }} }}"
+        ))
+    };
+    let config = accepted_by(&discovered_origin(), &with(", inputs = [\"b\", \"a/c\", \"b\"]"));
+    let setup = only(&config).workspace.setup.clone().expect("a setup");
+    assert_eq!(setup.inputs, ["a/c", "b"]);
+    assert_eq!((setup.network.as_str(), setup.size), ("none", 2 << 30));
+    assert!(only(&config).has_layered_mounts());
+    let network = with(", network = \"host\"");
+    accepted_by(&explicit_origin(), &network);
+    refused_by(&discovered_origin(), &network, "give a setup the network of this host");
+    let slot = format!("{}session = \"slot\"\n", with(""));
+    accepted_by(&explicit_origin(), &slot);
+    refused_by(&explicit_origin(), &format!("{slot}check = [\"true\"]\n"), "excludes a check");
+    let other = format!("{}launcher = \"bwrap\"\n", with(""));
+    refused_by(&explicit_origin(), &other, "a setup needs a sandbox on this host");
 }

@@ -37,8 +37,10 @@ pub(crate) use workspace::disk_usage_monitor::DiskUsageMonitor;
 pub use workspace::landing::{LandRequest, Landing, LandingError, NotLanded};
 pub(crate) use workspace::landing::{Landings, land_bundle};
 pub(crate) use workspace::prepare::branch::recover_branch;
+pub(crate) use workspace::prepare::clone_setup::CloneSetups;
 pub(crate) use workspace::prepare::push::PackInspector;
 pub(crate) use workspace::prepare::{PrepareError, PreparedSession, WORKSPACE_INSIDE};
+pub(crate) use workspace::program_clone::ProgramClones;
 pub(crate) use workspace::protection::{ProtectedRecords, QuarantinedPath};
 pub(crate) use workspace::sandbox_gaps::current_sandbox_gaps;
 

@@ -138,7 +138,7 @@ impl SessionState {
     /// Whether a check would mount the same writable layers as the child, which must have ended then.
     fn check_needs_mounts(&self) -> bool {
         let check = self.work.check.as_ref().unwrap_or(&self.pool.config.check);
-        !check.is_empty() && !self.pool.config.caches.is_empty()
+        !check.is_empty() && self.pool.config.has_layered_mounts()
     }
 
     pub(super) fn notify_pool(&self, change: SlotEvent, pid: Option<u32>) {

@@ -131,6 +131,24 @@ pub const SLICES: usize = 64;
 /// Patterns of one mask.
 pub const MASK_PATTERNS: usize = 256;
 
+/// Files of the repository that decide whether the result of a setup is used again.
+pub const SETUP_INPUTS: usize = 64;
+
+/// Directories that a setup may leave: each is mounted on its own in every later session.
+pub const SETUP_DIRS: usize = 64;
+
+/// What is kept of each output of a setup, in bytes. Its last lines are part of an error.
+pub const SETUP_OUTPUT_BYTES: usize = 4 << 20;
+
+/// For this long a failed setup is not run again.
+pub const SETUP_FAILURE_RETENTION: Duration = Duration::from_secs(60);
+
+/// Failed setups that are remembered.
+pub const SETUP_FAILURES: usize = 256;
+
+/// How often the size of what a setup has written is measured.
+pub const SETUP_MEASURE_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Things that one session may have written over its workspace for it to be compared or applied.
 pub const OVERLAY_ENTRIES: u64 = 200_000;
 

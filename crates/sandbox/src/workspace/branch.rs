@@ -169,7 +169,7 @@ pub fn write_landing(
 ) -> Result<(), BranchError> {
     let text = serde_json::to_vec(record).unwrap_or_default();
     let name = landing_name(session.as_str());
-    write_atomically(copies, &name, &mut &*text, RECORD_BYTES)
+    write_file(copies, &name, &mut &*text, RECORD_BYTES)
 }
 
 /// Where a session's bundle landed, or was about to; `None` if it never was.
@@ -255,7 +255,7 @@ pub fn publish_clone(
 ) -> Result<PathBuf, BranchError> {
     let text = serde_json::to_vec(record).unwrap_or_default();
     let (name, copies) = (record_name(session.as_str()), state.copies());
-    write_atomically(copies, &name, &mut &*text, RECORD_BYTES)?;
+    write_file(copies, &name, &mut &*text, RECORD_BYTES)?;
     let path = copies.path().join(session.as_str());
     let flags = RenameFlags::NOREPLACE;
     rustix::fs::renameat_with(copies, part, copies, session.as_str(), flags)
@@ -273,11 +273,16 @@ pub fn read_record(copies: &Root, session: &SessionId) -> Result<CloneRecord, Br
 
 fn read_json<T: serde::de::DeserializeOwned>(copies: &Root, name: &str) -> Result<T, BranchError> {
     let bad = |why: String| bad_record(copies, name, why);
-    let file = open_regular(copies, name).map_err(|error| bad(error.to_string()))?;
-    let mut text = Vec::new();
-    let read = file.take(RECORD_BYTES).read_to_end(&mut text);
-    read.map_err(|error| bad(error.to_string()))?;
+    let text = read_file(copies, name, RECORD_BYTES).map_err(|error| bad(error.to_string()))?;
     serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))
+}
+
+/// Reads a file of the supervisor, at most `most` bytes of it.
+pub(super) fn read_file(dir: &Root, name: &str, most: u64) -> Result<Vec<u8>, TreeError> {
+    let mut text = Vec::new();
+    let read = open_regular(dir, name)?.take(most).read_to_end(&mut text);
+    read.map_err(|error| TreeError::at("read", name.as_bytes(), error))?;
+    Ok(text)
 }
 
 fn check_version(copies: &Root, name: &str, version: u32) -> Result<(), BranchError> {
@@ -312,7 +317,7 @@ pub fn store_bundle(
     let at = |error| TreeError::at("read", OUT_BUNDLE.as_bytes(), error);
     std::io::Seek::rewind(&mut made).map_err(at)?;
     let name = bundle_name(session.as_str());
-    write_atomically(copies, &name, &mut made, limits::BUNDLE_BYTES)?;
+    write_file(copies, &name, &mut made, limits::BUNDLE_BYTES)?;
     Ok(copies.path().join(name))
 }
 
@@ -353,7 +358,7 @@ fn open_regular(dir: &Root, name: &str) -> Result<File, TreeError> {
 }
 
 /// Atomically writes a file of the supervisor, at most `most` bytes.
-fn write_atomically(
+pub(super) fn write_file(
     dir: &Root,
     name: &str,
     from: &mut dyn std::io::Read,

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::Owner;
 use super::home::set_owner;
-use super::tree::{TreeError, meta_of, open_dir_at};
+use super::tree::{Root, TreeError, meta_of, open_dir_at};
 use crate::overlay_layers::{UPPER, WORK};
 use crate::state_dir::StateDir;
 use marshal_model::SessionId;
@@ -93,7 +93,16 @@ pub fn remove(state: &StateDir, session: &SessionId) -> Result<(), TreeError> {
     super::sweep::discard(state.homes(), &directory_name(session))
 }
 
-fn directory_name(session: &SessionId) -> String {
+/// The directory with all of a session's layers, created if necessary.
+pub(super) fn open_directory(state: &StateDir, session: &SessionId) -> Result<Root, TreeError> {
+    let (homes, name) = (state.homes(), directory_name(session));
+    let path = homes.path().join(&name);
+    dir(homes.as_fd(), &name, None).map_err(|error| TreeError::at_path("create", &path, error))?;
+    Root::open_at(homes, &name, path)
+}
+
+/// The name of that directory.
+pub(super) fn directory_name(session: &SessionId) -> String {
     format!("{session}{CACHES}")
 }
 

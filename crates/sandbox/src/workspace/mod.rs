@@ -12,6 +12,7 @@ pub mod copy;
 pub mod file_list;
 pub mod home;
 pub mod host_access;
+pub mod layer;
 pub mod leftovers;
 pub mod login;
 pub mod manifest;

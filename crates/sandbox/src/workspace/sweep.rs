@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::branch::{bundle_name, landing_name, record_name};
 use super::copy::{PART, ended_marker, mark_ended};
+use super::layer;
 use super::overlay;
 use super::removal::remove_tree;
 use super::tree::{Root, TreeError, for_each_entry, open_dir_at};
@@ -51,6 +52,8 @@ pub struct SweepReport {
     pub finished_applies: Vec<String>,
     /// Number of homes removed.
     pub homes: u64,
+    /// Number of layers of setups removed.
+    pub layers: u64,
     /// Number of unfinished or partly removed trees, of old `--local` runs, of quarantined files, of
     /// records of clones without a clone and of sidecar files of overlays, removed.
     pub leftovers: u64,
@@ -78,6 +81,7 @@ pub fn sweep(
             state.homes(),
             state.overlays(),
             state.quarantine(),
+            state.layers(),
         ] {
             swept.sweep_leftovers(root);
         }
@@ -101,6 +105,7 @@ pub fn sweep(
             Err(error) => swept.failed.push(error),
         }
     }
+    swept.sweep_layers(state, &is_old);
     swept
 }
 
@@ -230,6 +235,29 @@ impl SweepReport {
                 Err(_) => self
                     .failed
                     .extend(overlay::mark_ended(root, &session).err()),
+            }
+        }
+    }
+
+    /// Removes layers that no session has, some time after their last use.
+    fn sweep_layers(&mut self, state: &StateDir, is_old: &dyn Fn(SystemTime) -> bool) {
+        let homes = names(state.homes(), &mut self.failed);
+        let layers = names(state.layers(), &mut self.failed);
+        if layers.is_empty() {
+            return;
+        }
+        let to_trash = |name: &str| format!("{TRASH}{name}");
+        match layer::take_unused(state, &homes, &layers, is_old, to_trash) {
+            Ok(taken) => {
+                for name in taken {
+                    let removed = remove_tree(state.layers(), &name);
+                    count(removed, &mut self.layers, &mut self.failed);
+                }
+            }
+            Err(error) => {
+                let error = std::io::Error::other(error);
+                let failed = TreeError::at_path("sweep", state.layers().path(), error);
+                self.failed.push(failed);
             }
         }
     }

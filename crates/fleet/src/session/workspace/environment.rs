@@ -19,32 +19,10 @@ pub(crate) fn environment(
     workspace: &str,
 ) -> Vec<(String, String)> {
     let config = &pool.env;
-    let mut path = String::new();
-    for directory in &config.path_add {
-        let directory = directory.to_string_lossy();
-        match directory.strip_prefix(HOME_OF_CHILD) {
-            Some(below) => path.extend([home, below]),
-            None => path.push_str(&directory),
-        }
-        path.push(':');
-    }
-    let own = shared
-        .environment
-        .get("PATH")
-        .filter(|_| pool.launcher.is_unsandboxed());
-    path.push_str(own.map_or(PATH_INSIDE, String::as_str));
-    let fixed = [
-        ("HOME", home.to_owned()),
-        ("PATH", path),
-        ("USER", "agent".to_owned()),
-        ("LOGNAME", "agent".to_owned()),
-        ("SHELL", "/bin/sh".to_owned()),
-    ];
-    let mut env: BTreeMap<String, String> = fixed
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    env.extend(git_settings(shared, pool, workspace));
+    let mut env = fixed_variables(shared, pool, home);
+    let routes = pool.routes.iter();
+    let routes = routes.filter_map(|port| shared.config.routes.get(&port.name));
+    env.extend(git_settings(workspace, routes));
     if pool.workspace.mode == WorkspaceMode::Overlay {
         // Read-only commands such as `git status` must not write: a changed index would be a change
         // in `.git`, which is never applied.
@@ -73,10 +51,55 @@ pub(crate) fn environment(
     env.into_iter().collect()
 }
 
+/// The environment of the command that prepares clones: no value that the configuration sets or
+/// passes on, and no secret. What it leaves is seen by every later session.
+pub(crate) fn setup_environment(
+    shared: &Shared,
+    pool: &Pool,
+    home: &str,
+    workspace: &str,
+) -> Vec<(String, String)> {
+    let mut env = fixed_variables(shared, pool, home);
+    env.extend(git_settings(workspace, std::iter::empty()));
+    env.insert("LANG".to_owned(), "C.UTF-8".to_owned());
+    let caches = pool.cache_variables();
+    env.extend(caches.map(|(name, value)| (name.to_owned(), value)));
+    env.into_iter().collect()
+}
+
+fn fixed_variables(shared: &Shared, pool: &Pool, home: &str) -> BTreeMap<String, String> {
+    let mut path = String::new();
+    for directory in &pool.env.path_add {
+        let directory = directory.to_string_lossy();
+        match directory.strip_prefix(HOME_OF_CHILD) {
+            Some(below) => path.extend([home, below]),
+            None => path.push_str(&directory),
+        }
+        path.push(':');
+    }
+    let own = shared
+        .environment
+        .get("PATH")
+        .filter(|_| pool.launcher.is_unsandboxed());
+    path.push_str(own.map_or(PATH_INSIDE, String::as_str));
+    let fixed = [
+        ("HOME", home.to_owned()),
+        ("PATH", path),
+        ("USER", "agent".to_owned()),
+        ("LOGNAME", "agent".to_owned()),
+        ("SHELL", "/bin/sh".to_owned()),
+    ];
+    fixed
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
 /// The configuration of the agent's git, as variables.
-fn git_settings(shared: &Shared, pool: &Pool, workspace: &str) -> Vec<(String, String)> {
-    let routes = pool.routes.iter();
-    let routes = routes.filter_map(|port| shared.config.routes.get(&port.name));
+fn git_settings<'r>(
+    workspace: &str,
+    routes: impl Iterator<Item = &'r Route>,
+) -> Vec<(String, String)> {
     let mut settings = vec![
         // Inside, the workspace belongs to the agent or appears to; git must trust it.
         ("safe.directory".to_owned(), workspace.to_owned()),

@@ -6,10 +6,10 @@
 //! is killed at any moment lands each bundle once. Must not know tasks, nor what happens to a bundle
 //! that cannot land.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
@@ -17,6 +17,7 @@ use super::prepare::session_tree::{GitSandbox, git_plan};
 use super::prepare::{
     PrepareError, PrepareRequest, SessionDirs, WORKSPACE_INSIDE, blocking, owner, prepare,
 };
+use super::program_clone::{KeyedLocks, ProgramClone};
 use crate::session::lifecycle::work::{self, CheckResult};
 use crate::session::workspace::overlay::host_tree;
 use crate::setup::{PoolShared, Shared};
@@ -32,7 +33,7 @@ use marshal_sandbox::workspace::branch::rebase::{self, REBASED_PACK, RebaseOutco
 use marshal_sandbox::workspace::branch::{
     self, BUNDLE_INSIDE, BranchError, LandingRecord, Repository, SOURCE_INSIDE, bundle_path_in,
 };
-use marshal_sandbox::workspace::{Root, TreeError, copy};
+use marshal_sandbox::workspace::{Root, TreeError};
 
 /// The files of a reason.
 const SHOWN_FILES: usize = 10;
@@ -216,40 +217,9 @@ impl From<PrepareError> for LandingError {
     }
 }
 
-/// The repository and the branch.
-type LandingTarget = (PathBuf, String);
-
-/// The landings of a fleet.
-#[derive(Debug, Default)]
-pub(crate) struct Landings {
-    /// A lock for each branch, so that bundles land on it one after the other.
-    locks: Mutex<HashMap<LandingTarget, Weak<tokio::sync::Mutex<()>>>>,
-    /// The ids under which checks have a clone and a home.
-    checks: Mutex<BTreeSet<SessionId>>,
-}
-
-impl Landings {
-    /// Whether a check works under this id.
-    pub(crate) fn has_check(&self, id: &SessionId) -> bool {
-        self.checks().contains(id)
-    }
-
-    fn checks(&self) -> MutexGuard<'_, BTreeSet<SessionId>> {
-        self.checks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_of(&self, repository: &Path, onto: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        locks.retain(|_, lock| lock.strong_count() > 0);
-        let key = (repository.to_owned(), onto.to_owned());
-        if let Some(lock) = locks.get(&key).and_then(Weak::upgrade) {
-            return lock;
-        }
-        let lock = Arc::default();
-        locks.insert(key, Arc::downgrade(&lock));
-        lock
-    }
-}
+/// The landings of a fleet: a lock for each branch of a repository, so that bundles land on it one after
+/// the other.
+pub(crate) type Landings = KeyedLocks<(PathBuf, String)>;
 
 /// Lands a bundle. `slot` is the slot whose user id the sandboxes have.
 ///
@@ -270,7 +240,7 @@ pub(crate) async fn land_bundle(
     };
     let lock = shared
         .landings
-        .lock_of(&opened.repository.common, &request.onto);
+        .lock_of((opened.repository.common.clone(), request.onto.clone()));
     let _turn = lock.lock().await;
     let landing = LandingRun {
         shared,
@@ -554,19 +524,10 @@ impl LandingRun<'_> {
         if argv.is_empty() {
             return Ok(None);
         }
-        let session = self.shared.new_session_id();
-        self.shared.landings.checks().insert(session.clone());
-        let check = self.check_in_clone(commit, &session, argv.clone());
+        let clone = ProgramClone::new(self.shared);
+        let check = self.check_in_clone(commit, clone.session(), argv.clone());
         let checked = self.unless_cancelled(check).await;
-        let (shared, of) = (Arc::clone(self.shared), session.clone());
-        let removal = move || {
-            work::discard_session(&shared, &of, false);
-            if let Err(error) = copy::discard(&shared.state, &of) {
-                tracing::warn!(%error, "the clone of a check could not be removed");
-            }
-        };
-        blocking(&self.shared.ambient, removal).await?;
-        self.shared.landings.checks().remove(&session);
+        clone.discard().await?;
         match checked? {
             CheckResult::NotRun(why) => Err(LandingError::Sandbox(why)),
             check @ CheckResult::Ran { .. } => Ok((!check.passed()).then(|| check.describe())),
@@ -583,6 +544,7 @@ impl LandingRun<'_> {
             (self.slot.clone(), session.clone()),
             self.bundle.source.clone(),
             commit,
+            Some(format!("refs/heads/{}", self.request.onto)),
         );
         let prepared = prepare(self.shared, self.pool, order).await?;
         let check = work::check(Arc::clone(self.shared), self.pool, Some(&prepared), argv);

@@ -10,6 +10,7 @@ pub(super) mod landing;
 pub(super) mod overlay;
 pub(super) mod prepare;
 pub(super) mod prepare_error;
+pub(crate) mod program_clone;
 pub(super) mod protection;
 pub(super) mod sandbox_builder;
 pub(super) mod sandbox_gaps;

@@ -8,6 +8,7 @@
 
 pub(crate) mod branch;
 mod caches;
+pub(crate) mod clone_setup;
 pub(crate) mod push;
 mod runner_dir;
 pub(crate) mod session_tree;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::attachments::PromptFiles;
-use super::environment::{PATH_INSIDE, environment};
+use super::environment::{PATH_INSIDE, environment, setup_environment};
 use super::overlay::host_tree;
 pub(crate) use super::prepare_error::PrepareError;
 use super::protection::Protection;
@@ -37,8 +38,9 @@ use marshal_model::{SessionId, SlotId, UntrustedText};
 use marshal_policy::{FsContext, OpaqueFs};
 use marshal_sandbox::workspace::branch::CloneRecord;
 use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
+use marshal_sandbox::workspace::layer::LayerMount;
 use marshal_sandbox::workspace::{
-    HomeContents, Overlay, Owner, Root, TreeError, TreeResolver, home, login,
+    Home, HomeContents, Overlay, Owner, Root, TreeError, TreeResolver, home, login,
 };
 use marshal_sandbox::{self as sandbox, ExtraMounts, SandboxRequest};
 
@@ -72,6 +74,11 @@ pub(crate) struct PrepareRequest {
     copy: HasCopy,
     /// The commit that a clone starts from, instead of the workspace's base.
     base: Option<String>,
+    /// The branch that the base may become a part of, if it is a commit that nothing has yet.
+    lands_on: Option<String>,
+    /// Whether the session is for the pool's setup: it gets nothing that belongs to an agent or to
+    /// the host's user, and no layer.
+    is_setup: bool,
     /// Cancels the preparation.
     cancelled: CancellationToken,
 }
@@ -91,15 +98,19 @@ impl PrepareRequest {
             within,
             copy,
             base: work.base.clone(),
+            lands_on: None,
+            is_setup: false,
             cancelled,
         }
     }
 
-    /// For a program that works in a clone of its own, of this commit of the source.
+    /// For a program that works in a clone of its own, of this commit of the source, which may land on
+    /// a branch.
     pub(crate) fn for_commit(
         (slot, session): (SlotId, SessionId),
         source: PathBuf,
         commit: &ObjectId,
+        lands_on: Option<String>,
     ) -> Self {
         Self {
             slot,
@@ -109,7 +120,23 @@ impl PrepareRequest {
             within: None,
             copy: HasCopy::No,
             base: Some(commit.to_string()),
+            lands_on,
+            is_setup: false,
             cancelled: CancellationToken::new(),
+        }
+    }
+
+    /// For the pool's setup, in a clone of its own.
+    fn for_setup(
+        ids: (SlotId, SessionId),
+        source: PathBuf,
+        commit: &ObjectId,
+        cancelled: CancellationToken,
+    ) -> Self {
+        Self {
+            is_setup: true,
+            cancelled,
+            ..Self::for_commit(ids, source, commit, None)
         }
     }
 }
@@ -156,6 +183,8 @@ pub(crate) struct SessionDirs {
     beside: ExtraMounts,
     /// The directories that take writes to caches.
     pub(crate) written: Vec<PathBuf>,
+    /// The directories of a layer in the workspace.
+    layer: Vec<LayerMount>,
     /// The record of the session's clone, if the workspace is one.
     branch: Option<CloneRecord>,
     /// The protected files, where the agent writes the workspace itself.
@@ -176,6 +205,7 @@ impl SessionDirs {
             directory: String::new(),
             beside: ExtraMounts::none(),
             written: Vec::new(),
+            layer: Vec::new(),
             branch: None,
             protection: None,
         }
@@ -230,6 +260,7 @@ impl PreparedSession {
             directory: String::new(),
             beside: ExtraMounts::none(),
             written: Vec::new(),
+            layer: Vec::new(),
             branch: None,
             protection: None,
             workspace_inside: workspace_inside.clone(),
@@ -334,6 +365,18 @@ impl PreparedSession {
         self.plan(shared, pool, argv, false)
     }
 
+    /// The plan of the pool's setup, in a session that was prepared for it.
+    fn setup_plan(
+        &self,
+        shared: &Shared,
+        pool: &PoolShared,
+        argv: Vec<String>,
+        network: Network,
+    ) -> Result<LaunchPlan, PrepareError> {
+        let what = SandboxUse::Setup(network);
+        launch_plan(shared, pool, &self.dirs, argv, (&what, None))
+    }
+
     fn plan(
         &self,
         shared: &Shared,
@@ -380,19 +423,7 @@ pub(crate) async fn prepare(
     }
     let owner = owner(shared, pool, &order.slot);
     let mode = pool.config.workspace.mode;
-    let home = {
-        let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
-        let session = order.session.clone();
-        blocking(ambient, move || {
-            let (files, texts) = home_contents(shared.state.path(), &pool.config);
-            let filling = HomeContents {
-                files: &files,
-                texts: &texts,
-            };
-            home::prepare(&shared.state, &session, owner, filling)
-        })
-        .await??
-    };
+    let home = prepare_home(shared, pool, &order, owner).await?;
     let overlay_layer =
         overlay::prepare(shared, pool, (&order.session, order.copy), &source, owner).await?;
     let mut space = SessionDirs {
@@ -406,11 +437,13 @@ pub(crate) async fn prepare(
         directory: String::new(),
         beside: ExtraMounts::none(),
         written: Vec::new(),
+        layer: Vec::new(),
         branch: None,
         protection: None,
     };
     session_tree::prepare_tree(shared, pool, &order, &source, &mut space, owner).await?;
     caches::mount_caches(shared, pool, &order.session, &mut space, owner).await?;
+    clone_setup::mount_layer(shared, pool, &order, &mut space, owner).await?;
     runner_dir::mount_runner_dir(shared, pool, &mut space).await?;
     if pool.config.launcher.is_unsandboxed() {
         space.workspace_inside = space.workspace.to_string_lossy().into_owned();
@@ -424,12 +457,11 @@ pub(crate) async fn prepare(
         source,
     };
     let root = Root::open_resolved(&space.workspace).map_err(bad)?;
-    let links = overlay::links(&space, &space.workspace_inside)
-        .map_err(bad)?
-        .with(
-            space.home_inside.clone(),
-            Root::open(&space.home).map_err(bad)?,
-        );
+    let links = overlay::links(&space, &space.workspace_inside).map_err(bad)?;
+    let links = clone_setup::add_links(links, &space).map_err(bad)?.with(
+        space.home_inside.clone(),
+        Root::open(&space.home).map_err(bad)?,
+    );
     let (files, inside) = (order.files, space.workspace_inside.clone());
     let overlay_layer = space.overlay.clone();
     let is_simulated = ambient.is_simulated();
@@ -455,6 +487,36 @@ pub(crate) async fn prepare(
         directory: format!("{}{}", space.workspace_inside, space.directory),
         dirs: Arc::new(space),
     })
+}
+
+/// Creates and fills the session's home, or opens it.
+async fn prepare_home(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: &PrepareRequest,
+    owner: Option<Owner>,
+) -> Result<Home, PrepareError> {
+    let ambient = &shared.ambient;
+    let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
+    let (session, is_setup) = (order.session.clone(), order.is_setup);
+    blocking(ambient, move || {
+        if is_setup {
+            let (files, texts) = (BTreeMap::new(), BTreeMap::new());
+            let nothing = HomeContents {
+                files: &files,
+                texts: &texts,
+            };
+            return home::prepare(&shared.state, &session, owner, nothing);
+        }
+        let (files, texts) = home_contents(shared.state.path(), &pool.config);
+        let filling = HomeContents {
+            files: &files,
+            texts: &texts,
+        };
+        home::prepare(&shared.state, &session, owner, filling)
+    })
+    .await?
+    .map_err(PrepareError::from)
 }
 
 /// The directory of the workspace that the agent starts in. Links are refused: inside the sandbox
@@ -505,6 +567,8 @@ enum SandboxUse {
         /// Whether the supervisor may start helpers inside.
         sandbox_entry: bool,
     },
+    /// The command that prepares clones, and its network.
+    Setup(Network),
     /// Git, which interprets the content of a repository: it gets nothing of the agent's.
     Git(Box<session_tree::GitSandbox>),
 }
@@ -513,6 +577,7 @@ impl SandboxUse {
     const fn is_writable(&self) -> bool {
         match self {
             Self::Agent { writable, .. } => *writable,
+            Self::Setup(_) => true,
             Self::Git(git) => git.writable,
         }
     }
@@ -546,6 +611,12 @@ fn launch_plan(
     }
     let env = match what {
         SandboxUse::Agent { .. } => space.environment(shared, pool),
+        SandboxUse::Setup(_) => setup_environment(
+            shared,
+            &pool.config,
+            &space.home_inside,
+            &space.workspace_inside,
+        ),
         SandboxUse::Git(git) => {
             let path = [("PATH".to_owned(), PATH_INSIDE.to_owned())];
             git.env.iter().cloned().chain(path).collect()
@@ -557,6 +628,7 @@ fn launch_plan(
             profile: &pool.sandbox,
             network: match what {
                 SandboxUse::Agent { .. } => pool.config.network,
+                SandboxUse::Setup(network) => *network,
                 SandboxUse::Git(_) => Network::None,
             },
             listen: match what {
@@ -565,7 +637,9 @@ fn launch_plan(
             },
             ids: ids(shared, pool, &space.slot),
             home: match what {
-                SandboxUse::Agent { .. } => Some(host_tree(&space.home, true)?),
+                SandboxUse::Agent { .. } | SandboxUse::Setup(_) => {
+                    Some(host_tree(&space.home, true)?)
+                }
                 // The repository must not see the content of the agent's home.
                 SandboxUse::Git(git) => git
                     .home
@@ -576,7 +650,7 @@ fn launch_plan(
             workspace: Some(host_tree(&space.workspace, what.is_writable())?),
             overlay: match what {
                 SandboxUse::Agent { .. } => overlay::overlay_mount(space)?,
-                SandboxUse::Git { .. } => None,
+                SandboxUse::Setup(_) | SandboxUse::Git(_) => None,
             },
             hostname: pool.config.name.as_str(),
             extra_ro: match what {
@@ -585,10 +659,11 @@ fn launch_plan(
                     shown.extend(tools.map(|socket| (socket, sandbox::TOOLS_INSIDE.to_owned())));
                     shown
                 }
+                SandboxUse::Setup(_) => program(pool),
                 SandboxUse::Git(_) => Vec::new(),
             },
             extra_mounts: match what {
-                SandboxUse::Agent { .. } => space.beside.clone(),
+                SandboxUse::Agent { .. } | SandboxUse::Setup(_) => clone_setup::mounts(space)?,
                 SandboxUse::Git(git) => git.beside.clone(),
             },
             has_sandbox_entry: what.has_sandbox_entry(),

@@ -8,6 +8,7 @@ use marshal_launch::RunError;
 use marshal_model::UntrustedText;
 use marshal_sandbox::state_dir::StateError;
 use marshal_sandbox::workspace::branch::BranchError;
+use marshal_sandbox::workspace::layer::LayerError;
 use marshal_sandbox::workspace::{
     CopyError, HomeError, MaskError, OverlayError, ProtectedError, SliceError, TreeError,
 };
@@ -52,6 +53,17 @@ pub(crate) enum PrepareError {
         path: PathBuf,
         /// The reason.
         why: String,
+    },
+    /// The command that prepares clones failed: how, and what to do.
+    #[error("{0}")]
+    Setup(String),
+    /// The layer of the setup cannot be made or used.
+    #[error("workspace {path}: its setup: {source}")]
+    Layer {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: LayerError,
     },
     /// Git could not list the files of the workspace.
     #[error("workspace {path}: git could not list its files: {why}")]
@@ -115,7 +127,14 @@ pub(crate) enum PrepareError {
 impl PrepareError {
     /// Whether a later attempt would fail, too.
     pub(crate) const fn is_permanent(&self) -> bool {
-        matches!(self, Self::CopyGone(_))
+        let is_layer_gone = matches!(
+            self,
+            Self::Layer {
+                source: LayerError::Gone(_),
+                ..
+            }
+        );
+        is_layer_gone || matches!(self, Self::CopyGone(_))
     }
 
     /// Whether the slot is at fault, so that the child of another task would also fail. An error
@@ -135,6 +154,8 @@ impl PrepareError {
             | Self::Git { .. }
             | Self::Branch { .. }
             | Self::Cloned { .. }
+            | Self::Setup(_)
+            | Self::Layer { .. }
             | Self::Mask(_)
             | Self::Protected(_)
             | Self::Slice(_)

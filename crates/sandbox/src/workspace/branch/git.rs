@@ -140,6 +140,28 @@ exec git cat-file --batch-all-objects --buffer --batch
 /// Maximum output of [`diff`] in bytes.
 pub const DIFF_BYTES: usize = 16 << 20;
 
+/// Prints the untracked files and directories of the clone in the current directory, each directory
+/// once and without what is in it; ignored ones too.
+const UNTRACKED: &str = r#"
+set -e
+out=$HOME/out.git
+git init --quiet --bare --template= --object-format="$3" "$out"
+mkdir -p "$out/objects/info"
+echo "$1" > "$out/objects/info/alternates"
+export GIT_DIR="$out" GIT_WORK_TREE="$PWD" GIT_INDEX_FILE="$HOME/index"
+git config core.bare false
+git read-tree "$2"
+exec git ls-files -z --others --directory --no-empty-directory
+"#;
+
+/// Prints the objects that a commit of the source has at these paths.
+const INPUTS: &str = r#"
+export GIT_DIR="$1" GIT_LITERAL_PATHSPECS=1
+commit=$2
+shift 2
+exec git ls-tree -z "$commit" -- "$@"
+"#;
+
 /// The environment of git in the sandbox, PATH excluded. Hooks, file system monitors and lazy
 /// fetches of the repository are disabled, although they could not reach anything outside.
 fn environment() -> Vec<(String, String)> {
@@ -256,6 +278,23 @@ pub fn bundle(base: &ObjectId, branch: &str, hidden: &[String]) -> GitCommand {
     let hidden = hidden.iter().map(String::as_str);
     let words: Vec<&str> = words.into_iter().chain(hidden).collect();
     script(&format!("{HIDE}{BUNDLE}"), &words)
+}
+
+/// The command that lists what the clone in the current directory has beside the files of its base.
+/// Its output is for [`crate::workspace::FileList::parse`].
+#[must_use]
+pub fn untracked(base: &ObjectId) -> GitCommand {
+    let words = [OBJECTS_INSIDE, base.as_str(), base.format()];
+    script(UNTRACKED, &words)
+}
+
+/// The command that names the objects of the source which a commit has at `paths`. Its output is the same
+/// for two commits if they have the same there.
+#[must_use]
+pub fn inputs(commit: &ObjectId, paths: &[String]) -> GitCommand {
+    let words = [SOURCE_INSIDE, commit.as_str()].into_iter();
+    let words: Vec<&str> = words.chain(paths.iter().map(String::as_str)).collect();
+    script(INPUTS, &words)
 }
 
 /// The outcome of creating a bundle.

@@ -15,7 +15,9 @@ use super::{
 use crate::session::workspace::git_listing;
 use crate::setup::{PoolShared, Shared};
 use marshal_launch::{LaunchPlan, ProgramOutput, RunError, SpawnError};
-use marshal_model::limits::{BUNDLE_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT};
+use marshal_model::limits::{
+    BUNDLE_BYTES, COPY_FILES, GIT_LIST_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT,
+};
 use marshal_model::{ExitStatus, SessionId, SlotId, untrusted};
 use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMIT, SourceHead};
 use marshal_sandbox::workspace::branch::{
@@ -344,6 +346,79 @@ pub(crate) async fn recover_branch(
     Ok(returned.bundle)
 }
 
+/// The mounts beside a clone that git needs. What a layer shows in it is no part of the branch.
+fn without_layers(space: &SessionDirs) -> ExtraMounts {
+    ExtraMounts {
+        layered: Vec::new(),
+        ..space.beside.clone()
+    }
+}
+
+/// What a clone has beside the files of its base: files, and directories without what is in them.
+pub(super) async fn list_untracked(
+    shared: &Shared,
+    pool: &PoolShared,
+    space: &SessionDirs,
+) -> Result<FileList, PrepareError> {
+    let Some(record) = &space.branch else {
+        return Ok(FileList::default());
+    };
+    let GitCommand { argv, env } = git::untracked(&record.base);
+    let git_sandbox = GitSandbox {
+        beside: without_layers(space),
+        ..GitSandbox::read_only(env)
+    };
+    let step = Step {
+        shared,
+        pool,
+        space,
+        source: &space.workspace,
+    };
+    let output = step
+        .run(&space.workspace, argv, git_sandbox, GIT_LIST_BYTES)
+        .await?;
+    let unreadable = |why: String| PrepareError::Git {
+        path: space.workspace.clone(),
+        why,
+    };
+    if output.is_truncated {
+        return Err(unreadable("there are too many".to_owned()));
+    }
+    FileList::parse(&output.stdout, COPY_FILES).map_err(|error| unreadable(error.to_string()))
+}
+
+/// Names the objects that the base of a clone has at these paths.
+pub(super) async fn identify_inputs(
+    shared: &Shared,
+    pool: &PoolShared,
+    space: &SessionDirs,
+    record: &CloneRecord,
+    paths: &[String],
+) -> Result<Vec<u8>, PrepareError> {
+    let source = &record.source;
+    let repository = Repository::find(source).map_err(|error| PrepareError::Branch {
+        path: source.clone(),
+        source: error,
+    })?;
+    let common = host_tree(&repository.common, false)?;
+    let GitCommand { argv, env } = git::inputs(&record.base, paths);
+    let git_sandbox = GitSandbox {
+        beside: ExtraMounts {
+            trees: vec![(common, SOURCE_INSIDE.to_owned())],
+            ..ExtraMounts::none()
+        },
+        ..GitSandbox::read_only(env)
+    };
+    let step = Step {
+        shared,
+        pool,
+        space,
+        source,
+    };
+    let output = step.run(source, argv, git_sandbox, GIT_OUTPUT_BYTES);
+    Ok(output.await?.stdout)
+}
+
 async fn bundle(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
@@ -368,7 +443,7 @@ async fn bundle(
     );
     let git_sandbox = GitSandbox {
         home: Some(home),
-        beside: space.beside.clone(),
+        beside: without_layers(space),
         ..GitSandbox::read_only(env)
     };
     let step = Step {

@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, oneshot};
 use uuid::Uuid;
 
 use super::session_tree::{GitSandbox, git_plan};
-use super::{HOME_INSIDE, SessionDirs, WORKSPACE_INSIDE, blocking, owner};
+use super::{SessionDirs, WORKSPACE_INSIDE, blocking, owner};
 use crate::setup::{PoolShared, Shared};
 use marshal_config::{StopTimeouts, is_likely_secret};
 use marshal_launch::{Child, ChildExit};
@@ -28,7 +28,6 @@ use marshal_model::{ExitStatus, SlotId, untrusted};
 use marshal_proxy::git::{PackFault, PackReader, PackSearch};
 use marshal_proxy::model_proxy::{PushFault, PushInspector, PushedPack};
 use marshal_proxy::route::{KeyForms, KeyGuard};
-use marshal_sandbox::ExtraMounts;
 use marshal_sandbox::workspace::Masks;
 use marshal_sandbox::workspace::branch::{self, git};
 use marshal_sandbox::workspace::file_list::GitCommand;
@@ -122,20 +121,7 @@ async fn inspect(
         part,
         git: None,
     };
-    let space = SessionDirs {
-        slot: slot.clone(),
-        overlay: None,
-        home: place.clone(),
-        workspace: place.clone(),
-        is_copy: true,
-        workspace_inside: WORKSPACE_INSIDE.to_owned(),
-        home_inside: HOME_INSIDE.to_owned(),
-        directory: String::new(),
-        beside: ExtraMounts::none(),
-        written: Vec::new(),
-        branch: None,
-        protection: None,
-    };
+    let space = SessionDirs::for_git(slot.clone(), place.clone());
     let most = pool_most(push);
     let GitCommand { argv, env } = git::read_pack(push.object_format, push.bytes);
     let sandbox = GitSandbox {

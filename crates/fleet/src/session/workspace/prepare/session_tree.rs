@@ -131,7 +131,7 @@ pub(super) async fn included_files(
 ) -> Result<FileList, PrepareError> {
     let workspace = &pool.config.workspace;
     let has_file = source.join(file_list::INCLUDE_FILE).symlink_metadata();
-    if workspace.include.is_empty() && has_file.is_err() {
+    if order.is_setup || workspace.include.is_empty() && has_file.is_err() {
         return Ok(FileList::default());
     }
     let inside = workspace_inside(pool, source);
