@@ -11,6 +11,7 @@ pub(super) fn route(route: &Route) -> RenderedTable {
         registry,
         hosts,
         is_of_host,
+        names_hosts,
         name,
         upstream,
         header,
@@ -29,7 +30,10 @@ pub(super) fn route(route: &Route) -> RenderedTable {
     let mut table = RenderedTable::new(&["route", name]);
     if let Some(registry) = registry {
         table.put("registry", registry.as_str());
-        table.put("hosts", texts(hosts));
+        // The host's client, which is read later, also decides what is beside its registry.
+        if *names_hosts || !is_of_host {
+            table.put("hosts", texts(hosts));
+        }
     }
     if !is_of_host {
         table.put("upstream", upstream.to_string());

@@ -72,6 +72,9 @@ pub const PUSH_BUFFERED_BYTES: usize = 8 << 20;
 /// Bytes of the names in a pack's directories, and of the paths that they make.
 pub const PUSH_PATH_BYTES: usize = 32 << 20;
 
+/// Parents of a commit in a push. Git's own merges have at most a few dozen.
+pub const PUSH_COMMIT_PARENTS: usize = 256;
+
 /// Patterns of refs, and repositories, of one git route.
 pub const GIT_ROUTE_ENTRIES: usize = 64;
 

@@ -59,10 +59,29 @@ impl RegistryTarget {
         format!("{scheme}://{}{}", self.authority, self.target)
     }
 
-    /// Whether it is the route's upstream, and may get its key.
+    /// Whether it gets the route's key. A key may open more than packages at its host, so only what
+    /// has the shape of a page or a file of this registry gets it, wherever a redirect leads.
     #[must_use]
-    pub fn is_upstream(&self, route: &Route) -> bool {
-        self.tls == route.upstream.tls && self.authority == plain_authority(&route.upstream)
+    pub fn gets_key(&self, route: &Route) -> bool {
+        let upstream = &route.upstream;
+        let (Some(registry), true) = (
+            route.registry,
+            self.tls == upstream.tls && self.authority == plain_authority(upstream),
+        ) else {
+            return false;
+        };
+        let Some(segments) = decode_path(&self.target, registry) else {
+            return false;
+        };
+        let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+        let base: Vec<&str> = upstream.base_path.split('/').skip(1).collect();
+        let files = match (registry, base.split_last()) {
+            // Their files are beside the index.
+            (Registry::Pypi | Registry::Crates, Some((_, parent))) => parent,
+            _ => &base,
+        };
+        let page = below_base(upstream, &segments).and_then(|rest| page_kind(registry, rest));
+        page.is_some() || (segments.starts_with(files) && is_file(registry, &segments))
     }
 }
 
@@ -519,11 +538,16 @@ impl PageRewriter {
         let page = std::mem::take(&mut self.pending);
         let mut out = Vec::with_capacity(page.len());
         let mut at = 0;
+        let finders = self.markers.iter();
+        let mut finders: Vec<_> = finders
+            .map(|marker| memmem::find_iter(&page, marker.as_bytes()).peekable())
+            .collect();
         loop {
             let rest = page.get(at..).unwrap_or_default();
-            let found = self.markers.iter().filter_map(|marker| {
-                let start = memmem::find(rest, marker.as_bytes())?;
-                Some((at + start, at + start + marker.len()))
+            // Each marker is searched for once in the whole page.
+            let found = finders.iter_mut().zip(self.markers).filter_map(|(finder, marker)| {
+                while finder.next_if(|start| *start < at).is_some() {}
+                finder.peek().map(|start| (*start, start + marker.len()))
             });
             let Some((start, end)) = found.min() else {
                 let longest = self.markers.iter().map(|marker| marker.len()).max();
