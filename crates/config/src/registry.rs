@@ -280,7 +280,8 @@ mod tests {
         config.set_host_registry("npm", found);
         // A mirror may keep packages out that the public registry has.
         assert!(config.routes["npm"].hosts.is_empty());
-        assert_eq!(config.routes["pypi"].hosts, ["files.pythonhosted.org"]);
+        let public = ["pypi.org", "files.pythonhosted.org"];
+        assert_eq!(config.routes["pypi"].hosts, public);
         let pool = &config.pools[0];
         let variables = pool.registry_variables();
         for (name, value) in [
@@ -325,7 +326,7 @@ mod tests {
         let route = &config.routes["pypi"];
         assert_eq!(route.upstream.to_string(), "https://pypi.org/simple");
         assert_eq!(route.ca, ca());
-        assert_eq!(route.hosts, ["files.pythonhosted.org"]);
+        assert_eq!(route.hosts, ["pypi.org", "files.pythonhosted.org"]);
         let mirror = HostRegistry {
             upstream: Upstream::parse("https://mirror.example/simple").ok(),
             secret: None,

@@ -444,9 +444,15 @@ pub struct PageRewriter {
     base_url: String,
     /// The authority whose paths are those of the route.
     authority: String,
+    /// The registry's URL inside, if it is a mirror for npm: its pages may name the public registry,
+    /// for which npm itself takes the one that is configured (`replace-registry-host`).
+    mirror_url: Option<String>,
     /// What may be the beginning of a URL.
     pending: Vec<u8>,
 }
+
+/// The host of npm's public registry.
+const NPM_PUBLIC: &str = "registry.npmjs.org";
 
 /// The most bytes from a marker to the end of the host behind it.
 const LOOK_AHEAD: usize = 512;
@@ -480,6 +486,8 @@ impl PageRewriter {
             content,
             markers,
             base_url: route.base_url(),
+            mirror_url: (route.registry == Some(Registry::Npm) && route.hosts.is_empty())
+                .then(|| format!("{}{}", route.base_url(), route.upstream.base_path)),
             authority: plain_authority(&route.upstream).to_owned(),
             pending: Vec::new(),
         })
@@ -527,10 +535,10 @@ impl PageRewriter {
         let host = Upstream::parse(&format!("https://{authority}")).ok()?;
         let host = plain_authority(&host);
         let base = &self.base_url;
-        Some(if host == self.authority {
-            base.clone()
-        } else {
-            format!("{base}/-/host/{host}")
+        Some(match &self.mirror_url {
+            _ if host == self.authority => base.clone(),
+            Some(mirror) if host == NPM_PUBLIC => mirror.clone(),
+            _ => format!("{base}/-/host/{host}"),
         })
     }
 
@@ -545,10 +553,13 @@ impl PageRewriter {
         loop {
             let rest = page.get(at..).unwrap_or_default();
             // Each marker is searched for once in the whole page.
-            let found = finders.iter_mut().zip(self.markers).filter_map(|(finder, marker)| {
-                while finder.next_if(|start| *start < at).is_some() {}
-                finder.peek().map(|start| (*start, start + marker.len()))
-            });
+            let found = finders
+                .iter_mut()
+                .zip(self.markers)
+                .filter_map(|(finder, marker)| {
+                    while finder.next_if(|start| *start < at).is_some() {}
+                    finder.peek().map(|start| (*start, start + marker.len()))
+                });
             let Some((start, end)) = found.min() else {
                 let longest = self.markers.iter().map(|marker| marker.len()).max();
                 let kept = longest.unwrap_or(1).saturating_sub(1).min(rest.len());

@@ -65,6 +65,11 @@ fn pages_and_files_of_packages_pass_and_keep_their_paths() {
         (
             &npm,
             "/-/host/registry.npmjs.org/is-odd/-/is-odd-3.0.1.tgz",
+            "host",
+        ),
+        (
+            &route("npm", ""),
+            "/-/host/registry.npmjs.org/is-odd/-/is-odd-3.0.1.tgz",
             "file https://registry.npmjs.org/is-odd/-/is-odd-3.0.1.tgz",
         ),
         (
@@ -213,7 +218,10 @@ fn redirects_lead_to_hosts_of_the_route_over_tls_and_nowhere_else() {
         ("../six/", "https://pypi.org/simple/six/ true"),
         ("../../../../x/./y/..", "https://pypi.org/x/ false"),
         ("?a=b", "https://pypi.org/simple/Six/?a=b false"),
-        ("/packages/six.whl", "https://pypi.org/packages/six.whl true"),
+        (
+            "/packages/six.whl",
+            "https://pypi.org/packages/six.whl true",
+        ),
         (
             "/packages/six.whl?token=1",
             "https://pypi.org/packages/six.whl?token=1 false",
@@ -266,13 +274,43 @@ fn the_key_is_for_the_packages_of_one_registry_and_not_for_its_whole_host() {
         ("npm", npm, "/api/npm/team-b/a/-/a-1.0.0.tgz", Some(false)),
         ("npm", npm, "/releases/product-src.tgz", Some(false)),
         ("npm", npm, "/api/npm/team-b/left-pad", None),
-        ("pypi", "/p/1/pypi/simple", "/p/1/pypi/files/a.whl", Some(true)),
-        ("pypi", "/p/1/pypi/simple", "/p/2/pypi/files/a.whl", Some(false)),
-        ("pypi", "/p/1/pypi/simple", "/p/1/repository/archive.zip", Some(false)),
-        ("crates", "/c/index", "/c/api/v1/crates/a/1.0.0/download", Some(true)),
-        ("crates", "/c/index", "/d/api/v1/crates/a/1.0.0/download", Some(false)),
+        (
+            "pypi",
+            "/p/1/pypi/simple",
+            "/p/1/pypi/files/a.whl",
+            Some(true),
+        ),
+        (
+            "pypi",
+            "/p/1/pypi/simple",
+            "/p/2/pypi/files/a.whl",
+            Some(false),
+        ),
+        (
+            "pypi",
+            "/p/1/pypi/simple",
+            "/p/1/repository/archive.zip",
+            Some(false),
+        ),
+        (
+            "crates",
+            "/c/index",
+            "/c/api/v1/crates/a/1.0.0/download",
+            Some(true),
+        ),
+        (
+            "crates",
+            "/c/index",
+            "/d/api/v1/crates/a/1.0.0/download",
+            Some(false),
+        ),
         ("debian", "/debian", "/debian/pool/main/a/a.deb", Some(true)),
-        ("debian", "/debian", "/private/pool/main/a/a.deb", Some(false)),
+        (
+            "debian",
+            "/debian",
+            "/private/pool/main/a/a.deb",
+            Some(false),
+        ),
         ("npm", "", "/a/-/a-1.0.0.tgz", Some(true)),
     ] {
         assert_eq!(at(registry, base, target), expect, "{registry} {target}");
@@ -339,6 +377,14 @@ fn pages_lead_back_through_the_route() {
     ] {
         assert_eq!(rewritten(&npm, page), expect);
     }
+    // A mirror's pages that still name the public registry.
+    let public = "\"tarball\":\"https://registry.npmjs.org/a/-/a-1.tgz\"";
+    let mirror = "upstream = \"https://n.example/api/npm\"";
+    let inside = |path: &str| format!("\"tarball\":\"{INSIDE}{path}/a/-/a-1.tgz\"");
+    assert_eq!(rewritten(&route("npm", mirror), public), inside("/api/npm"));
+    let hosts = format!("{mirror}\nhosts = [\"registry.npmjs.org\"]");
+    let beside = inside("/-/host/registry.npmjs.org");
+    assert_eq!(rewritten(&route("npm", &hosts), public), beside);
     let long = format!("\"tarball\":\"https://{}", "a".repeat(2000));
     assert_eq!(rewritten(&npm, &long), long);
     let pypi = route("pypi", "");
