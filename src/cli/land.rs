@@ -1,4 +1,4 @@
-//! `land` without a branch: brings the branch of a session that worked in a clone into the original
+//! `land` without `--onto`: brings the branch of a session that worked in a clone into the original
 //! repository.
 //!
 //! The bundle comes from an agent's sandbox, so it is untrusted. Git unpacks and checks it in a
@@ -34,6 +34,8 @@ use marshal_wire::shim::MountAccess;
 
 /// Columns of a line of a diff.
 const LINE: usize = 2000;
+/// Columns of a branch's name.
+const BRANCH: usize = 200;
 /// The PATH in git's sandbox.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// The most runs with a separate state directory that are searched.
@@ -62,7 +64,7 @@ enum LandBranchError {
     Foreign(String),
     /// The branch exists with another commit.
     #[error(
-        "the branch {branch} exists already, at {has}; rename it (git branch -m {branch} OTHER) and try again"
+        "the branch {branch} exists already, at {has}; rename it (git branch -m {branch} OTHER), or give the new one another name (--into NAME)"
     )]
     Exists {
         /// The branch's name.
@@ -70,11 +72,16 @@ enum LandBranchError {
         /// The commit that it points to.
         has: ObjectId,
     },
-    /// A branch has the name of the directory for branches of sessions.
+    /// A branch stands where a directory would have to be, or the other way round.
     #[error(
-        "the repository has a branch \"marshal\", so no branch can be named marshal/SESSION; rename it and try again"
+        "the repository has a branch {by}, so no branch can be named {branch}; rename it (git branch -m {by} OTHER), or give the new one another name (--into NAME)"
     )]
-    Blocked,
+    Blocked {
+        /// The branch that cannot be made.
+        branch: String,
+        /// The one that is there.
+        by: String,
+    },
     /// The repository stores refs in an unsupported format.
     #[error(
         "the repository stores its branches in a reftable, which is not supported; use git instead: git -c fetch.fsckObjects=true fetch {0}"
@@ -88,7 +95,7 @@ enum LandBranchError {
     TooManyChanges,
     /// It changes files that other programs run or obey, and nobody allowed that; they are listed.
     #[error(
-        "nothing was taken: {0} of its files would take effect outside of the sandbox; look at them (marshal diff), and add --allow PATH for each file or directory"
+        "nothing landed: {0} of its files would take effect outside of the sandbox; look at them (marshal diff), and add --allow PATH for each file or directory"
     )]
     Outside(usize),
     /// Git could not be run.
@@ -136,27 +143,36 @@ struct LandedBranch {
     was_there: bool,
 }
 
-/// Brings in the branch of `session`.
+/// What to bring in.
+pub(super) struct BranchRequest<'a> {
+    pub(super) session: &'a SessionId,
+    /// Files and directories that may take effect outside of the sandbox.
+    pub(super) allow: &'a [String],
+    /// Another name for the branch.
+    pub(super) into: Option<&'a str>,
+}
+
+/// Brings in the branch of a session.
 pub(super) async fn land_branch(
     state: &Path,
-    (session, allow): (&SessionId, &[String]),
+    request: &BranchRequest<'_>,
     json: bool,
     streams: &mut Streams,
 ) -> Exit {
-    match land_bundle(state, (session, allow), streams).await {
-        Ok(taken) if json => {
+    match land_bundle(state, request, streams).await {
+        Ok(landed) if json => {
             let object = serde_json::json!({
-                "session": session.as_str(),
-                "branch": taken.branch,
-                "commit": taken.tip.as_str(),
-                "workspace": taken.source.to_string_lossy(),
-                "was_there": taken.was_there,
+                "session": request.session.as_str(),
+                "branch": landed.branch,
+                "commit": landed.tip.as_str(),
+                "workspace": landed.source.to_string_lossy(),
+                "was_there": landed.was_there,
             });
             streams.out.json(&object.to_string());
             Exit::Done
         }
-        Ok(taken) => {
-            let was = if taken.was_there {
+        Ok(landed) => {
+            let was = if landed.was_there {
                 " existed already"
             } else {
                 ""
@@ -166,7 +182,7 @@ pub(super) async fn land_branch(
                 tip,
                 source,
                 ..
-            } = taken;
+            } = landed;
             let source = display_path(&source);
             streams
                 .out
@@ -182,12 +198,12 @@ pub(super) async fn land_branch(
 
 async fn land_bundle(
     state: &Path,
-    (session, allow): (&SessionId, &[String]),
+    request: &BranchRequest<'_>,
     streams: &mut Streams,
 ) -> Result<LandedBranch, LandBranchError> {
-    let bundle = StoredBundle::open(state, session)?;
+    let bundle = StoredBundle::open(state, request.session)?;
     let sandbox = UnpackSandbox::create(&bundle)?;
-    unpack(&sandbox, (session, allow), streams).await
+    unpack(&sandbox, request, streams).await
 }
 
 /// Shows what the branch of a session changes; `None` if the session has no clone.
@@ -202,7 +218,7 @@ pub(super) async fn show_diff(
         let listed = sandbox.run(git::unpack(
             bundle.head.pack_offset,
             bundle.ends(),
-            &branch::branch_name(session),
+            &bundle.record.branch_of(session),
         ));
         if let UnpackOutcome::Checked { paths, .. } = UnpackOutcome::parse(&listed.await?)? {
             outside::list(find_outside(&paths), &mut streams.out);
@@ -250,7 +266,7 @@ impl StoredBundle {
             return Err(LandBranchError::NoBundle(session.clone()));
         }
         Ok(Self {
-            head: branch::stored_header(&copies, session, &record.base)?,
+            head: branch::stored_header(&copies, session, &record)?,
             repository: Repository::find(&record.source)?.common,
             copies,
             record,
@@ -266,14 +282,15 @@ impl StoredBundle {
 
 async fn unpack(
     sandbox: &UnpackSandbox<'_>,
-    (session, allow): (&SessionId, &[String]),
+    request: &BranchRequest<'_>,
     streams: &mut Streams,
 ) -> Result<LandedBranch, LandBranchError> {
-    let name = branch::branch_name(session);
     let StoredBundle { record, head, .. } = sandbox.bundle;
+    let own_name = || record.branch_of(request.session);
+    let name = request.into.map_or_else(own_name, str::to_owned);
     let command = git::unpack(head.pack_offset, sandbox.bundle.ends(), &name);
     let output = sandbox.run(command).await?;
-    let taken = |was_there| LandedBranch {
+    let landed = |was_there| LandedBranch {
         branch: name.clone(),
         tip: head.tip.clone(),
         source: record.source.clone(),
@@ -281,7 +298,10 @@ async fn unpack(
     };
     let (pack, has, paths) = match UnpackOutcome::parse(&output)? {
         UnpackOutcome::Checked { pack, has, paths } => (pack, has, paths),
-        UnpackOutcome::Blocked => return Err(LandBranchError::Blocked),
+        UnpackOutcome::Blocked { by } => {
+            let by = by.escape_for_display(BRANCH);
+            return Err(LandBranchError::Blocked { branch: name, by });
+        }
         UnpackOutcome::Reftable => {
             return Err(LandBranchError::Reftable(display_path(
                 &sandbox.bundle.path,
@@ -290,23 +310,23 @@ async fn unpack(
     };
     match has {
         None => {}
-        Some(has) if has == head.tip => return Ok(taken(true)),
+        Some(has) if has == head.tip => return Ok(landed(true)),
         Some(has) => return Err(LandBranchError::Exists { branch: name, has }),
     }
     outside::list(find_outside(&paths), &mut streams.err);
     let outside = find_outside(&paths);
-    let refused = outside.filter(|(path, _)| !is_allowed(allow, path));
+    let refused = outside.filter(|(path, _)| !is_allowed(request.allow, path));
     match refused.count() {
         0 => {}
         count => return Err(LandBranchError::Outside(count)),
     }
     let git = Root::open_resolved(&sandbox.bundle.repository)?;
-    let packs = sandbox.place.join("objects/pack");
+    let packs = sandbox.place.join(git::UNPACKED_PACK);
     // Git has ended, and it could only write its own files: a link among them cannot lead
     // elsewhere.
     let from = Root::open_resolved(&packs)?;
     land::land(&git, &from, &pack, &name, &head.tip)?;
-    Ok(taken(false))
+    Ok(landed(false))
 }
 
 /// Git's sandbox for one bundle, with a directory of its own that is removed afterwards.
@@ -337,7 +357,7 @@ impl<'b> UnpackSandbox<'b> {
             }),
             HostIds::Own { .. } => None,
         };
-        let what = format!("take-{}", uuid::Uuid::now_v7());
+        let what = format!("land-{}", uuid::Uuid::now_v7());
         let (part, place) = branch::create_scratch(&bundle.copies, &what, owner)?;
         Ok(Self {
             profile: standard_profile(),
@@ -394,7 +414,7 @@ impl<'b> UnpackSandbox<'b> {
                 ],
                 ..ExtraMounts::none()
             },
-            hostname: "take",
+            hostname: "land",
             ..sandbox::probe_request(profile, self.ids)
         })?;
         let mut limits = sandbox::limits_of(profile);

@@ -45,6 +45,7 @@ pub mod programs;
 pub mod progress;
 mod project;
 mod prompt;
+mod pull_request;
 mod registries;
 pub mod report;
 pub mod results;

@@ -56,10 +56,10 @@ pub fn read(
             faults.push((ca_key, message, None));
         }
     }
-    // The secrets of routes that no pool uses need not exist.
+    // The secrets of routes that neither a pool nor `land --pr` uses need not exist.
     let used = |route: &&mut Route| {
         let mut ports = config.pools.iter().flat_map(|pool| &pool.routes);
-        ports.any(|port| port.name == route.name)
+        route.git.pull_requests.is_some() || ports.any(|port| port.name == route.name)
     };
     for route in config.routes.values_mut().filter(used) {
         let key = |key: &str| format!("route.{}.{key}", route.name);
@@ -74,6 +74,12 @@ pub fn read(
             if let Err(message) = result {
                 faults.push((secret_key, message, None));
             }
+        }
+        let requests = route.git.pull_requests.as_mut();
+        if let Some(secret) = requests.and_then(|requests| requests.secret.as_mut()) {
+            let loaded = load_secret(secret, &env).and_then(|()| check_header_value(secret));
+            let key = key("api_secret");
+            faults.extend(loaded.err().map(|message| (key, message, None)));
         }
         if let Some(ca) = &mut route.ca
             && let Err(message) = read_authorities(ca)

@@ -59,6 +59,7 @@ mod timing;
 mod trusted;
 pub mod types;
 mod units;
+mod workspace_branches;
 mod workspace_setup;
 
 #[cfg(test)]
@@ -100,6 +101,7 @@ pub use template::{Template, TemplateMode, check_plan_path};
 pub use trusted::{PathPurpose, TrustedPath, working_dirs, writable_dirs};
 pub use types::*;
 pub use units::{parse_duration as read_duration, show_duration, show_size};
+pub use workspace_branches::Author;
 pub use workspace_setup::{SetupNetwork, WorkspaceSetup};
 
 use error::{SourceText, quote};

@@ -38,7 +38,7 @@ use super::types::{
     PoolOptions, Route, RoutePort, Sandbox, SessionScope, ShellCwd, SlotShares, Timeouts,
     Workspace, WorkspaceMode,
 };
-use super::workspace_setup;
+use super::{workspace_branches, workspace_setup};
 use marshal_model::PoolName;
 use marshal_model::limits;
 
@@ -293,6 +293,7 @@ fn check_consistency(
     pool_dialect::check_consistency(section, pool, context.is_discovered);
     cache::check_consistency(section, pool);
     workspace_setup::check_consistency(section, pool);
+    workspace_branches::check_consistency(section, pool);
     runner::check_consistency(section, pool, context.is_discovered.then_some(context.dir));
     engine_tools::check_consistency(section.diagnostics, pool, blame.engine_tools.as_ref());
     file_plane::check_consistency(section, pool);
@@ -357,7 +358,7 @@ fn read_workspace(
         section.diagnostics.report(&item.place, message, None);
     }
     let is_table = item.is_none_or(|item| !matches!(item.value(), DeValue::String(_)));
-    let (path, mode, (base, include, setup), (mask, slice)) = if is_table {
+    let (path, mode, (base, include, setup, (branches, author)), (mask, slice)) = if is_table {
         let table = section.section("workspace");
         let path = table
             .get("path")
@@ -370,12 +371,13 @@ fn read_workspace(
             workspace_view::read_base(&table, word),
             workspace_view::read_include(&table, word),
             workspace_setup::read(&table, word, context.is_discovered),
+            workspace_branches::read(&table, word),
         );
         table.reject_unknown_keys(&[], &[("branch", "base"), ("commit", "base")]);
         (path, mode, of_start, of_tree)
     } else {
         let nothing = (Vec::new(), Vec::new());
-        (None, None, (None, Vec::new(), None), nothing)
+        (None, None, (None, Vec::new(), None, (false, None)), nothing)
     };
     let text = path.as_ref().map_or(".", |found| found.value.as_str());
     if let (Some(fault), Some(found)) = (paths::path_error(text), &path) {
@@ -391,6 +393,8 @@ fn read_workspace(
         base,
         include,
         setup,
+        branches,
+        author,
     };
     let places = (
         place_or(path.as_ref(), &section.place),

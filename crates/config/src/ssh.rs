@@ -346,6 +346,8 @@ pub(super) fn remote_workspace_and_env(
         base: None,
         include: Vec::new(),
         setup: None,
+        branches: false,
+        author: None,
     };
     (there, env)
 }

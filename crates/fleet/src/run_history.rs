@@ -5,7 +5,8 @@
 
 use std::path::PathBuf;
 
-use super::session::{CheckResult, LandingResult, Tally};
+use super::fleet_event::TaskBranch;
+use super::session::{CheckResult, LandingResult, ReturnedBranch, Tally};
 use marshal_journal::codec::CodecError;
 use marshal_journal::{Journal, OpenError, ReadError, Reader, StoredRun, StoredTask};
 use marshal_model::{Event, IdError, RunId, SessionId, TaskId, TurnOutcome, UntrustedText};
@@ -57,6 +58,10 @@ pub(super) struct AttemptRecord {
     pub(super) copy: Option<PathBuf>,
     /// The bundle of its branch, if it exists.
     pub(super) bundle: Option<PathBuf>,
+    /// The branch in it, if this start made it again.
+    pub(super) branch: Option<TaskBranch>,
+    /// A note about the branch.
+    pub(super) remark: Option<String>,
     /// Whether its clone was looked at again, and there was nothing to bundle.
     pub(super) is_without_commits: bool,
     /// How its landing ended, which this start made up for.
@@ -65,9 +70,11 @@ pub(super) struct AttemptRecord {
 
 impl AttemptRecord {
     /// Its clone was looked at after the supervisor was killed.
-    pub(super) fn record_branch(&mut self, bundle: Option<PathBuf>) {
-        self.is_without_commits = bundle.is_none();
-        self.bundle = bundle;
+    pub(super) fn record_branch(&mut self, returned: ReturnedBranch) {
+        self.is_without_commits = returned.bundle.is_none();
+        self.bundle = returned.bundle;
+        self.branch = returned.branch;
+        self.remark = returned.remark;
     }
 }
 
@@ -155,6 +162,8 @@ fn replay_attempt(
         last_at_us: None,
         copy: None,
         bundle: None,
+        branch: None,
+        remark: None,
         is_without_commits: false,
         landing: None,
     };

@@ -83,6 +83,8 @@ pub(super) fn put_files(
         base,
         include,
         setup,
+        branches,
+        author,
     } = workspace;
     table.put("workspace.path", path(work));
     table.put("workspace.mode", mode.as_str());
@@ -98,6 +100,11 @@ pub(super) fn put_files(
         table.put("workspace.setup.command", super::texts(&setup.command));
         table.put("workspace.setup.inputs", super::texts(&setup.inputs));
         setup.show_keys(table, "workspace.setup.");
+    }
+    if *mode == crate::WorkspaceMode::Worktree {
+        table.put("workspace.branches", *branches);
+        let author = author.as_ref().map(ToString::to_string);
+        table.put_optional("workspace.author", author.as_deref());
     }
     let files = home_files
         .iter()

@@ -11,6 +11,8 @@ use crate::{ConfigErrors, DEFAULT, schema};
 /// cannot say, of names that must lead somewhere, of keys that must agree.
 const BEYOND: &[&str] = &[
     "only clones start from a base",
+    "only clones have branches",
+    "workspace.branches with session",
     "all files are there",
     "no alternatives in braces",
     "the site's policy is",

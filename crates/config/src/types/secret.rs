@@ -114,7 +114,12 @@ impl Config {
         for (name, route) in &self.routes {
             let owner = format!("route.{name}");
             if let Some(secret) = &route.secret {
-                add(format!("{owner}.secret"), owner, secret);
+                add(format!("{owner}.secret"), owner.clone(), secret);
+            }
+            let requests = route.git.pull_requests.as_ref();
+            if let Some(secret) = requests.and_then(|requests| requests.secret.as_ref()) {
+                let key = format!("{owner}.api_secret");
+                add(key.clone(), key, secret);
             }
         }
         for (name, delegate) in &self.delegates {

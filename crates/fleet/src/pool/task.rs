@@ -15,10 +15,10 @@ use tokio::sync::mpsc;
 
 use crate::budgets::{JobPermit, RunLimits};
 use crate::clock;
-use crate::fleet_event::{FileChange, LandedWork, TaskReport};
+use crate::fleet_event::{FileChange, LandedWork, TaskBranch, TaskReport};
 use crate::handle::task_dependencies::TaskDependency;
 use crate::notification::Notification;
-use crate::session::{Attempt, LandingResult, Tally, outcome};
+use crate::session::{Attempt, CheckResult, LandingResult, Tally, outcome};
 use marshal_model::limits::PRIORITY_STEP;
 use marshal_model::{
     PermissionRequestId, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec, UntrustedText,
@@ -62,6 +62,8 @@ pub(crate) struct ActiveTask {
     changes_cut: bool,
     copy: Option<PathBuf>,
     bundle: Option<PathBuf>,
+    branch: Option<TaskBranch>,
+    check: Option<bool>,
     /// What its work landed as.
     landed: Option<ObjectId>,
     /// What its session is told to do, because its work did not land.
@@ -104,6 +106,8 @@ impl ActiveTask {
             changes_cut: false,
             copy: None,
             bundle: None,
+            branch: None,
+            check: None,
             landed: None,
             follow_up: None,
             landing_rounds: 0,
@@ -138,6 +142,9 @@ impl ActiveTask {
         self.last = past.last;
         self.copy = past.copy;
         self.bundle = past.bundle;
+        self.branch = past.branch;
+        self.check = past.check;
+        self.remark = past.remark;
         self.landed = past.landed;
         self.changes_cut = self.copy.is_some();
         self.first_assigned = past.begun;
@@ -157,7 +164,15 @@ impl ActiveTask {
         self.changes_cut = attempt.survey.cut;
         self.copy.clone_from(&attempt.survey.copy);
         self.bundle.clone_from(&attempt.survey.returned.bundle);
+        self.branch.clone_from(&attempt.survey.returned.branch);
+        self.check = attempt.check.as_ref().map(CheckResult::passed);
         let landing = attempt.survey.landing.as_ref();
+        if let (Some(branch), Some(lines)) =
+            (&mut self.branch, landing.and_then(LandingResult::lines))
+        {
+            // Without what others landed meanwhile, which the agent may have put below its own.
+            branch.lines = Some(lines);
+        }
         self.landed = landing.and_then(LandingResult::commit).cloned();
         self.remark.clone_from(&attempt.survey.returned.remark);
     }
@@ -191,6 +206,8 @@ impl ActiveTask {
             changes_cut: self.changes_cut,
             copy: self.copy,
             bundle: self.bundle,
+            branch: self.branch,
+            check: self.check,
             landed: self
                 .landed
                 .zip(self.spec.land)
@@ -235,6 +252,12 @@ pub(crate) struct PriorAttempts {
     pub(crate) copy: Option<PathBuf>,
     /// The bundle of its last attempt.
     pub(crate) bundle: Option<PathBuf>,
+    /// The branch in it.
+    pub(crate) branch: Option<TaskBranch>,
+    /// Whether the check of its last attempt passed.
+    pub(crate) check: Option<bool>,
+    /// A note about its branch.
+    pub(crate) remark: Option<String>,
     /// What its work landed as.
     pub(crate) landed: Option<ObjectId>,
     /// When its first attempt began.

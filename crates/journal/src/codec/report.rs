@@ -58,6 +58,12 @@ pub struct Report<'a> {
     /// The bundle of its branch, on the host, with workspace mode `worktree`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle: Option<Cow<'a, str>>,
+    /// The branch in that bundle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<BranchReport<'a>>,
+    /// `passed` or `failed`, if there was a check.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check: Option<Cow<'a, str>>,
     /// Where its work landed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub landed: Option<LandedReport<'a>>,
@@ -69,6 +75,29 @@ pub struct Report<'a> {
     pub detail: Option<Cow<'a, str>>,
     /// The last piece of the agent's answer.
     pub answer: Cow<'a, str>,
+}
+
+/// The branch that a task came back with.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct BranchReport<'a> {
+    /// Its name.
+    pub name: Cow<'a, str>,
+    /// What its commits change, if that could be counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lines: Option<LinesReport>,
+    /// Whether the supervisor brought it into the repository.
+    pub in_repository: bool,
+}
+
+/// How much commits change.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LinesReport {
+    /// Changed files.
+    pub files: u64,
+    /// New lines.
+    pub added: u64,
+    /// Removed lines.
+    pub removed: u64,
 }
 
 /// Work that is on a branch.
@@ -189,6 +218,8 @@ mod tests {
             changes_cut: true,
             workspace: Some("/state/copies/s".into()),
             bundle: None,
+            branch: None,
+            check: None,
             landed: None,
             restarts: 1,
             backoff_ms: 250,

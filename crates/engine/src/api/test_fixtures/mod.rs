@@ -117,6 +117,8 @@ pub fn report(run: &RunId, task: &TaskId, outcome: TaskOutcome) -> TaskReport {
         changes_cut: false,
         copy: None,
         bundle: None,
+        branch: None,
+        check: None,
         landed: None,
         restarts: 0,
         backoff: Duration::ZERO,

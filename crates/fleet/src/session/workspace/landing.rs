@@ -13,25 +13,20 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::prepare::session_tree::{GitSandbox, git_plan};
-use super::prepare::{
-    PrepareError, PrepareRequest, SessionDirs, WORKSPACE_INSIDE, blocking, owner, prepare,
-};
+use super::bundle_git::{BundleGit, Scratch, find_outside};
+use super::prepare::{PrepareError, PrepareRequest, blocking, prepare};
 use super::program_clone::{KeyedLocks, ProgramClone};
 use crate::session::lifecycle::work::{self, CheckResult};
-use crate::session::workspace::overlay::host_tree;
 use crate::setup::{PoolShared, Shared};
-use marshal_launch::RunError;
-use marshal_model::limits::{BUNDLE_BYTES, GIT_LIST_BYTES, GIT_TREE_TIMEOUT, LANDING_ATTEMPTS};
+use marshal_model::limits::LANDING_ATTEMPTS;
 use marshal_model::untrusted::escape_for_display;
-use marshal_model::{ExitStatus, PoolName, SessionId, SlotId};
-use marshal_policy::{guard, outside};
-use marshal_sandbox::ExtraMounts;
+use marshal_model::{PoolName, SessionId, SlotId};
 use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
+use marshal_sandbox::workspace::branch::git::LineCounts;
 use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::rebase::{self, REBASED_PACK, RebaseOutcome};
 use marshal_sandbox::workspace::branch::{
-    self, BUNDLE_INSIDE, BranchError, LandingRecord, Repository, SOURCE_INSIDE, bundle_path_in,
+    self, BranchError, LandingRecord, Repository, bundle_path_in,
 };
 use marshal_sandbox::workspace::{Root, TreeError};
 
@@ -64,6 +59,8 @@ pub enum Landing {
     Landed {
         /// What its last commit is there.
         commit: ObjectId,
+        /// What it changed there, unless an earlier attempt had landed it.
+        lines: Option<LineCounts>,
         /// Whether an earlier attempt had landed it.
         was_there: bool,
     },
@@ -139,7 +136,7 @@ impl fmt::Display for NotLanded {
     }
 }
 
-fn list_files<'p>(paths: impl ExactSizeIterator<Item = &'p str>) -> String {
+pub(super) fn list_files<'p>(paths: impl ExactSizeIterator<Item = &'p str>) -> String {
     let more = paths.len().saturating_sub(SHOWN_FILES);
     let shown: Vec<String> = paths
         .take(SHOWN_FILES)
@@ -189,7 +186,7 @@ pub enum LandingError {
     #[error("other processes moved the branch {0} each time before this landed: try again")]
     Contended(String),
     /// Git printed an error.
-    #[error("git cannot put the commits onto the branch: {0}")]
+    #[error("git refused the commits: {0}")]
     Git(String),
     /// It changes more files than can be listed.
     #[error("it changes too many files to list what takes effect outside of the sandbox")]
@@ -277,7 +274,7 @@ impl Bundle {
         if path.symlink_metadata().is_err() {
             return Err(LandingError::NoBundle(request.session.clone()));
         }
-        let head = branch::stored_header(&clones, &request.session, &record.base)?;
+        let head = branch::stored_header(&clones, &request.session, &record)?;
         let landed = branch::read_landing(&clones, &request.session)?;
         let same = |before: &LandingRecord| before.onto == request.onto && before.tip == head.tip;
         let repository = Repository::find(&record.source)?;
@@ -309,26 +306,19 @@ enum Rebased {
     Ready {
         target: ObjectId,
         commit: ObjectId,
+        lines: Option<LineCounts>,
         pack: String,
     },
     /// The attempt ends.
     Ended(Landing),
 }
 
-/// The directory that git works in.
-struct Scratch {
-    name: String,
-    path: PathBuf,
-}
-
 impl LandingRun<'_> {
     /// Tries it once; `None` if the branch was moved meanwhile.
     async fn attempt(&self) -> Result<Option<Landing>, LandingError> {
-        let scratch = self.create_scratch().await?;
+        let scratch = self.git().create_scratch().await?;
         let landing = self.land_from(&scratch).await;
-        let shared = Arc::clone(self.shared);
-        let removal = move || branch::remove_scratch(shared.state.copies(), &scratch.name);
-        blocking(&self.shared.ambient, removal).await?;
+        self.git().remove_scratch(scratch).await?;
         landing
     }
 
@@ -347,12 +337,13 @@ impl LandingRun<'_> {
 
     async fn land_from(&self, scratch: &Scratch) -> Result<Option<Landing>, LandingError> {
         let rebased = self.unless_cancelled(self.rebase_into_source(scratch));
-        let (target, commit, pack) = match rebased.await? {
+        let (target, commit, lines, pack) = match rebased.await? {
             Rebased::Ready {
                 target,
                 commit,
+                lines,
                 pack,
-            } => (target, commit, pack),
+            } => (target, commit, lines, pack),
             Rebased::Ended(landing) => return Ok(Some(landing)),
         };
         if let Some(why) = self.check(&commit).await? {
@@ -364,7 +355,9 @@ impl LandingRun<'_> {
         }
         self.write_record(&commit, false).await?;
         // A repack may have dropped it during the check: no branch led to it.
-        self.add_pack(scratch, pack).await?;
+        self.git()
+            .add_pack(scratch.path.join(REBASED_PACK), pack)
+            .await?;
         match self.move_branch(target, commit.clone()).await? {
             Ok(()) => {}
             Err(LandError::Moved(_)) => return Ok(None),
@@ -373,6 +366,7 @@ impl LandingRun<'_> {
         self.record_landed(&commit).await;
         Ok(Some(Landing::Landed {
             commit,
+            lines,
             was_there: false,
         }))
     }
@@ -380,17 +374,19 @@ impl LandingRun<'_> {
     /// Puts the commits onto the branch, and their objects into the source. No branch has them yet.
     async fn rebase_into_source(&self, scratch: &Scratch) -> Result<Rebased, LandingError> {
         let onto = || self.request.onto.clone();
-        let (target, commit, pack, paths) = match self.rebase(scratch).await? {
+        let (target, commit, lines, pack, paths) = match self.rebase(scratch).await? {
             RebaseOutcome::Ready {
                 target,
                 commit,
+                lines,
                 pack,
                 paths,
-            } => (target, commit, pack, paths),
+            } => (target, commit, lines, pack, paths),
             RebaseOutcome::Landed { commit } => {
                 self.record_landed(&commit).await;
                 return Ok(Rebased::Ended(Landing::Landed {
                     commit,
+                    lines: None,
                     was_there: true,
                 }));
             }
@@ -405,113 +401,43 @@ impl LandingRun<'_> {
             RebaseOutcome::CheckedOut => return Err(LandingError::CheckedOut(onto())),
             RebaseOutcome::Reftable => return Err(LandingError::Reftable),
         };
-        let files = self.find_outside(&paths);
+        let files = find_outside(&paths, &self.request.allow);
         if !files.is_empty() {
             let outside = NotLanded::Outside { files };
             return Ok(Rebased::Ended(Landing::NotLanded(outside)));
         }
-        self.add_pack(scratch, pack.clone()).await?;
+        self.git()
+            .add_pack(scratch.path.join(REBASED_PACK), pack.clone())
+            .await?;
         Ok(Rebased::Ready {
             target,
             commit,
+            lines,
             pack,
         })
     }
 
-    async fn create_scratch(&self) -> Result<Scratch, LandingError> {
-        let owner = owner(self.shared, self.pool, &self.slot);
-        let what = format!("land-{}", self.shared.new_session_id());
-        let shared = Arc::clone(self.shared);
-        let made = blocking(&self.shared.ambient, move || {
-            branch::create_scratch(shared.state.copies(), &what, owner)
-        });
-        let (name, path) = made.await??;
-        Ok(Scratch { name, path })
+    fn git(&self) -> BundleGit<'_> {
+        BundleGit {
+            shared: self.shared,
+            pool: self.pool,
+            slot: &self.slot,
+            session: &self.request.session,
+            clones: &self.bundle.clones,
+            repository: &self.bundle.repository,
+        }
     }
 
     /// Puts the commits onto the branch, in a sandbox.
     async fn rebase(&self, scratch: &Scratch) -> Result<RebaseOutcome, LandingError> {
         let Bundle {
-            repository,
-            head,
-            base,
-            before,
-            clones,
-            ..
+            head, base, before, ..
         } = &self.bundle;
-        let command = rebase::rebase(head, base, &self.request.onto, before.as_ref());
-        let bundle = bundle_path_in(clones, &self.request.session);
-        let git = GitSandbox {
-            writable: true,
-            beside: ExtraMounts {
-                trees: vec![
-                    (
-                        host_tree(&repository.common, false)?,
-                        SOURCE_INSIDE.to_owned(),
-                    ),
-                    (
-                        super::overlay::host_file(&bundle)?,
-                        BUNDLE_INSIDE.to_owned(),
-                    ),
-                ],
-                ..ExtraMounts::none()
-            },
-            ..GitSandbox::read_only(command.env)
-        };
-        let dirs = SessionDirs::for_git(self.slot.clone(), scratch.path.clone());
-        let inside = WORKSPACE_INSIDE.to_owned();
-        let mut plan = git_plan(
-            self.shared,
-            self.pool,
-            &dirs,
-            &scratch.path,
-            inside,
-            command.argv,
-            git,
-        )?;
-        plan.limits.fsize = 2 * BUNDLE_BYTES;
-        let run = self
-            .shared
-            .host
-            .run_to_end(plan, GIT_TREE_TIMEOUT, GIT_LIST_BYTES);
-        let finished = run.await.map_err(|error| match error {
-            RunError::TimedOut { after, .. } => {
-                LandingError::Git(format!("it was stopped after {} s", after.as_secs()))
-            }
-            error => LandingError::Sandbox(error.to_string()),
-        })?;
-        if finished.status != ExitStatus::Code(0) {
-            let stderr = String::from_utf8_lossy(&finished.stderr).into_owned();
-            let stderr = escape_for_display(stderr.trim(), 400);
-            return Err(LandingError::Git(format!("{}: {stderr}", finished.status)));
-        }
-        if finished.is_truncated {
-            return Err(LandingError::TooManyChanges);
-        }
-        Ok(RebaseOutcome::parse(&finished.stdout)?)
-    }
-
-    /// The changed files that other programs run or obey, and that nobody allowed.
-    fn find_outside(&self, paths: &[String]) -> Vec<(String, &'static str)> {
-        let policies = [guard()];
-        let of_path = |path: &String| {
-            let what = outside::find_use(&policies, path, true)?;
-            (!outside::is_allowed(&self.request.allow, path)).then(|| (path.clone(), what))
-        };
-        paths.iter().filter_map(of_path).collect()
-    }
-
-    async fn add_pack(&self, scratch: &Scratch, pack: String) -> Result<(), LandingError> {
-        let common = self.bundle.repository.common.clone();
-        let from = scratch.path.join(REBASED_PACK);
-        blocking(&self.shared.ambient, move || {
-            let git_dir = Root::open_resolved(&common)?;
-            // Git has ended, and it could only write its own files: a link among them cannot lead
-            // elsewhere.
-            let from = Root::open_resolved(&from)?;
-            Ok(land::add_pack(&git_dir, &from, &pack)?)
-        })
-        .await?
+        let author = self.pool.config.workspace.author.as_ref();
+        let author = author.map(|author| (&*author.name, &*author.mail));
+        let command = rebase::rebase(head, base, &self.request.onto, before.as_ref(), author);
+        let output = self.git().run(scratch, command).await?;
+        Ok(RebaseOutcome::parse(&output)?)
     }
 
     /// Runs the check in a fresh clone of the commit; why it did not pass.

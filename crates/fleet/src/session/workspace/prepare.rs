@@ -74,6 +74,8 @@ pub(crate) struct PrepareRequest {
     copy: HasCopy,
     /// The commit that a clone starts from, instead of the workspace's base.
     base: Option<String>,
+    /// The clone's branch, if it is that of a task.
+    branch: Option<String>,
     /// The branch that the base may become a part of, if it is a commit that nothing has yet.
     lands_on: Option<String>,
     /// Whether the session is for the pool's setup: it gets nothing that belongs to an agent or to
@@ -86,11 +88,13 @@ pub(crate) struct PrepareRequest {
 impl PrepareRequest {
     pub(crate) fn new(
         work: &Work,
+        branch: Option<String>,
         within: Option<PathBuf>,
         copy: HasCopy,
         cancelled: CancellationToken,
     ) -> Self {
         Self {
+            branch,
             slot: work.slot.clone(),
             session: work.session.clone(),
             workspace: work.workspace.clone(),
@@ -120,6 +124,7 @@ impl PrepareRequest {
             within: None,
             copy: HasCopy::No,
             base: Some(commit.to_string()),
+            branch: None,
             lands_on,
             is_setup: false,
             cancelled: CancellationToken::new(),

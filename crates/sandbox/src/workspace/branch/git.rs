@@ -6,10 +6,10 @@
 //! a moment before and borrows the other's objects, so that git never reads configuration of an
 //! agent. Must not run anything.
 
-use super::bundle_header::ObjectId;
+use super::bundle_header::{BundleHeader, ObjectId};
 use super::{BUNDLE_INSIDE, BranchError, OBJECTS_INSIDE, Repository, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
-use marshal_model::limits;
+use marshal_model::{UntrustedText, limits};
 
 /// Exit codes of the scripts with a meaning.
 pub const EXIT_NO_COMMIT: i32 = 10;
@@ -45,7 +45,21 @@ hide() {
 }
 "#;
 
-/// Creates the bundle in the home; prints `none`, or the commit and whether work was uncommitted.
+/// Counts the files and lines that differ between two commits; prints three dashes if that takes too
+/// long, which must not cost the work.
+pub(super) const COUNT: &str = r#"
+count() {
+    if timeout 60 git diff-tree -r --numstat --no-renames --ignore-submodules=none --no-ext-diff --no-textconv \
+        "$1" "$2" > "$HOME/counts"; then
+        awk '{ files++; added += $1; removed += $2 } END { printf "%d %d %d", files, added, removed }' "$HOME/counts"
+    else
+        printf %s '- - -'
+    fi
+}
+"#;
+
+/// Creates the bundle in the home; prints `none`, or the commit, whether work was uncommitted, and what
+/// changed.
 const BUNDLE: &str = r#"
 set -e
 out=$HOME/out.git base=$2 branch=$3
@@ -85,7 +99,7 @@ if git merge-base --is-ancestor "$tip" "$base"; then
 fi
 git update-ref "refs/heads/$branch" "$tip"
 git bundle create --quiet "$HOME/out.bundle" "refs/heads/$branch" "^$base"
-echo "$tip $work"
+echo "$tip $work $(count "$base" "$tip")"
 "#;
 
 /// Unpacks and checks a bundle beside the source's objects; prints the pack's name and the branch's
@@ -98,7 +112,14 @@ export GIT_OBJECT_DIRECTORY="$HOME/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$1
 mkdir -p "$GIT_OBJECT_DIRECTORY/pack"
 if [ -e "$1/reftable" ]; then echo reftable; exit 0; fi
 has=$(git rev-parse --verify --quiet "refs/heads/$5" || echo none)
-case $5 in */*) if git show-ref --verify --quiet "refs/heads/${5%%/*}"; then has=blocked; fi ;; esac
+# A branch is a file, so no other one can have the name of a directory above it, or below it.
+above=$5
+while [ "$above" != "${above%/*}" ]; do
+    above=${above%/*}
+    if git show-ref --verify --quiet "refs/heads/$above"; then has="blocked $above"; fi
+done
+below=$(git for-each-ref --count=1 --format='%(refname:lstrip=2)' "refs/heads/$5/")
+if [ -n "$below" ]; then has="blocked $below"; fi
 tail -c "+$3" "$2" | git index-pack --stdin --fix-thin --strict "--max-input-size=$6" > "$HOME/said"
 git cat-file -e "$4^{commit}"
 git rev-list --objects --quiet "$4" --not --all
@@ -109,7 +130,10 @@ git rev-list "$4" --not "$7" > "$HOME/commits"
 git diff-tree -c -r -z --name-only --no-renames --ignore-submodules=none --no-commit-id --root --stdin < "$HOME/commits"
 "#;
 
-/// Unpacks a bundle as for taking it, and prints what it changes.
+/// The directory of the pack that [`unpack`] leaves, below its home.
+pub const UNPACKED_PACK: &str = "objects/pack";
+
+/// Unpacks a bundle as for landing it, and prints what it changes.
 const DIFF: &str = r#"
 set -e
 cd "$HOME"
@@ -136,6 +160,39 @@ git cat-file --batch-all-objects --buffer --batch-check='%(objectname) %(objectt
 echo
 exec git cat-file --batch-all-objects --buffer --batch
 "#;
+
+/// Makes the pack of what a server lacks of a bundle, for a push; prints the first line of the last
+/// commit's message and every path that a commit changes, each with a NUL at its end.
+///
+/// A pack of a push has no bases outside of it: it is searched by itself.
+const MAKE_PUSH_PACK: &str = r#"
+set -e
+S=$1 bundle=$2 from=$3 tip=$4 base=$5 most=$6
+cd "$HOME"
+git init --quiet --bare --template= --object-format="$7" made.git
+export GIT_DIR="$HOME/made.git"
+echo "$S/objects" > "$GIT_DIR/objects/info/alternates"
+if [ -f "$S/shallow" ]; then cat "$S/shallow" > "$GIT_DIR/shallow"; fi
+tail -c "+$from" "$bundle" | git index-pack --stdin --fix-thin --strict "--max-input-size=$most" > /dev/null
+git cat-file -e "$tip^{commit}"
+git rev-list --objects --quiet "$tip" --not "$base"
+{
+    echo "$tip"
+    git cat-file --batch-check='%(objecttype) %(objectname)' < "$8" | sed -n 's/^commit /^/p'
+} > wanted
+git pack-objects --quiet --revs --stdout < wanted > "$9"
+printf '%s\0' "$(git log -1 --format=%s "$tip")"
+git diff-tree -r -z --name-only --no-renames --ignore-submodules=none "$base" "$tip"
+git rev-list "$tip" --not "$base" > commits
+git diff-tree -c -r -z --name-only --no-renames --ignore-submodules=none --no-commit-id --root --stdin < commits
+"#;
+
+/// The file with the ids of a server's objects, below the home of [`push_pack`].
+pub const SERVER_HAS: &str = "server-has";
+/// The pack that it makes there.
+pub const PUSH_PACK: &str = "push.pack";
+/// The first line of the message of a commit that no agent made.
+pub const OWN_SUBJECT: &str = "Uncommitted work";
 
 /// Maximum output of [`diff`] in bytes.
 pub const DIFF_BYTES: usize = 16 << 20;
@@ -273,11 +330,65 @@ impl SourceHead {
 /// The command that creates the bundle of the clone in the current directory. Files that `hidden`
 /// matches stay as they are in its last commit.
 #[must_use]
-pub fn bundle(base: &ObjectId, branch: &str, hidden: &[String]) -> GitCommand {
+pub fn bundle(
+    base: &ObjectId,
+    branch: &str,
+    hidden: &[String],
+    author: Option<Author<'_>>,
+) -> GitCommand {
     let words = [OBJECTS_INSIDE, base.as_str(), branch, base.format()];
     let hidden = hidden.iter().map(String::as_str);
     let words: Vec<&str> = words.into_iter().chain(hidden).collect();
-    script(&format!("{HIDE}{BUNDLE}"), &words)
+    with_author(script(&format!("{HIDE}{COUNT}{BUNDLE}"), &words), author)
+}
+
+/// The name and the mail address of an author.
+pub type Author<'a> = (&'a str, &'a str);
+
+/// Gives the commits that a command makes by itself this author.
+pub(super) fn with_author(mut command: GitCommand, author: Option<Author<'_>>) -> GitCommand {
+    let Some((name, mail)) = author else {
+        return command;
+    };
+    for (variable, value) in &mut command.env {
+        match variable.as_str() {
+            "GIT_AUTHOR_NAME" => name.clone_into(value),
+            "GIT_AUTHOR_EMAIL" => mail.clone_into(value),
+            _ => {}
+        }
+    }
+    command
+}
+
+/// How much commits change. Files that are not text have no lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LineCounts {
+    /// Files.
+    pub files: u64,
+    /// Lines that are new.
+    pub added: u64,
+    /// Lines that are gone.
+    pub removed: u64,
+}
+
+impl LineCounts {
+    /// Parses what [`COUNT`] printed; `None` if it counted nothing.
+    ///
+    /// # Errors
+    /// [`BranchError::UnreadableOutput`]
+    pub(super) fn parse(words: &[&str]) -> Result<Option<Self>, BranchError> {
+        let bad = || BranchError::UnreadableOutput("no counts of lines");
+        let number = |word: &str| word.parse::<u64>().map_err(|_| bad());
+        match words {
+            ["-", "-", "-"] => Ok(None),
+            [files, added, removed] => Ok(Some(Self {
+                files: number(files)?,
+                added: number(added)?,
+                removed: number(removed)?,
+            })),
+            _ => Err(bad()),
+        }
+    }
 }
 
 /// The command that lists what the clone in the current directory has beside the files of its base.
@@ -306,6 +417,8 @@ pub enum BundleOutcome {
     Made {
         /// Whether changed files could not be read and are missing in it.
         is_partial: bool,
+        /// What it changes, if that could be counted.
+        lines: Option<LineCounts>,
     },
 }
 
@@ -315,12 +428,19 @@ impl BundleOutcome {
     /// # Errors
     /// [`BranchError::UnreadableOutput`]
     pub fn parse(output: &[u8]) -> Result<Self, BranchError> {
-        match output.trim_ascii() {
-            b"none" => Ok(Self::Nothing),
-            text if text.ends_with(b" partial") => Ok(Self::Made { is_partial: true }),
-            text if text.ends_with(b"committed") => Ok(Self::Made { is_partial: false }),
-            _ => Err(BranchError::UnreadableOutput("no status of the bundle")),
-        }
+        let bad = || BranchError::UnreadableOutput("no status of the bundle");
+        let text = std::str::from_utf8(output).map_err(|_| bad())?;
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let (is_partial, counts) = match &words[..] {
+            ["none"] => return Ok(Self::Nothing),
+            [_, "partial", counts @ ..] => (true, counts),
+            [_, "committed" | "uncommitted", counts @ ..] => (false, counts),
+            _ => return Err(bad()),
+        };
+        Ok(Self::Made {
+            is_partial,
+            lines: LineCounts::parse(counts)?,
+        })
     }
 }
 
@@ -360,6 +480,61 @@ pub fn diff(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), paths: &[String])
     script(DIFF, &words)
 }
 
+/// The command that makes the pack of a push of the bundle.
+#[must_use]
+pub fn push_pack(head: &BundleHeader, base: &ObjectId) -> GitCommand {
+    let from = (head.pack_offset + 1).to_string();
+    let words = [
+        SOURCE_INSIDE,
+        BUNDLE_INSIDE,
+        &from,
+        head.tip.as_str(),
+        base.as_str(),
+        &limits::BUNDLE_BYTES.to_string(),
+        base.format(),
+        SERVER_HAS,
+        PUSH_PACK,
+    ];
+    script(MAKE_PUSH_PACK, &words)
+}
+
+/// What [`push_pack`] printed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PushPack {
+    /// The first line of the last commit's message; bytes that are not UTF-8 are replaced.
+    pub subject: String,
+    /// The paths that the commits change, sorted.
+    pub paths: Vec<String>,
+}
+
+impl PushPack {
+    /// Parses its output.
+    ///
+    /// # Errors
+    /// [`BranchError::UnreadableOutput`]
+    pub fn parse(output: &[u8]) -> Result<Self, BranchError> {
+        let bad = || BranchError::UnreadableOutput("no message of the last commit");
+        let end = output.iter().position(|byte| *byte == 0).ok_or_else(bad)?;
+        let (subject, paths) = output.split_at(end);
+        Ok(Self {
+            subject: String::from_utf8_lossy(subject).into_owned(),
+            paths: parse_paths(paths),
+        })
+    }
+}
+
+/// Paths that are separated by NUL; bytes that are not UTF-8 are replaced.
+pub(super) fn parse_paths(text: &[u8]) -> Vec<String> {
+    let paths = text.split(|byte| *byte == 0);
+    let mut paths: Vec<String> = paths
+        .filter(|path| !path.is_empty())
+        .map(|path| String::from_utf8_lossy(path).into_owned())
+        .collect();
+    paths.sort_unstable();
+    paths.dedup();
+    paths
+}
+
 /// The command that reads a pack of at most `most` bytes from stdin and prints what it has in it:
 /// `proxy/git/pack.rs` reads that.
 #[must_use]
@@ -379,8 +554,11 @@ pub enum UnpackOutcome {
         /// The paths that its commits change, sorted; bytes that are not UTF-8 are replaced.
         paths: Vec<String>,
     },
-    /// A branch of the source has the name of our directory of branches.
-    Blocked,
+    /// A branch of the source stands where the branch needs a directory, or the other way round.
+    Blocked {
+        /// That branch.
+        by: UntrustedText,
+    },
     /// The source stores its refs in another format than files.
     Reftable,
 }
@@ -395,18 +573,13 @@ impl UnpackOutcome {
         let end = output.iter().position(|byte| *byte == b'\n');
         let (line, rest) = output.split_at(end.map_or(output.len(), |end| end + 1));
         let text = std::str::from_utf8(line).map_err(|_| bad())?;
-        let paths = rest
-            .split(|byte| *byte == 0)
-            .filter(|path| !path.is_empty());
-        let mut paths: Vec<String> = paths
-            .map(|path| String::from_utf8_lossy(path).into_owned())
-            .collect();
-        paths.sort_unstable();
-        paths.dedup();
+        let paths = parse_paths(rest);
         let words: Vec<&str> = text.split_whitespace().collect();
         match words[..] {
             ["reftable"] => Ok(Self::Reftable),
-            ["pack", _, "blocked"] => Ok(Self::Blocked),
+            ["pack", _, "blocked", by] => Ok(Self::Blocked {
+                by: UntrustedText::from(by),
+            }),
             ["pack", name, has] => Ok(Self::Checked {
                 pack: ObjectId::new(name).ok_or_else(bad)?.to_string(),
                 has: match has {
@@ -459,14 +632,39 @@ mod tests {
         );
         let made =
             |text: &str| BundleOutcome::parse(format!("{id} {text}\n").as_bytes()).expect("read");
+        let lines = Some(LineCounts {
+            files: 3,
+            added: 20,
+            removed: 1,
+        });
         assert_eq!(
-            made("uncommitted"),
-            BundleOutcome::Made { is_partial: false }
+            made("uncommitted 3 20 1"),
+            BundleOutcome::Made {
+                is_partial: false,
+                lines
+            }
         );
-        assert_eq!(made("partial"), BundleOutcome::Made { is_partial: true });
-        assert!(BundleOutcome::parse(b"").is_err());
+        assert_eq!(
+            made("partial - - -"),
+            BundleOutcome::Made {
+                is_partial: true,
+                lines: None
+            }
+        );
+        for bad in [
+            "",
+            "x",
+            "x committed",
+            "x committed 1 2",
+            "x committed 1 2 -3",
+            "x other 1 2 3",
+        ] {
+            assert!(BundleOutcome::parse(bad.as_bytes()).is_err(), "{bad:?}");
+        }
         let has = UnpackOutcome::parse(format!("pack\t{id} none\n").as_bytes()).expect("read");
         assert!(matches!(has, UnpackOutcome::Checked { has: None, .. }));
+        let blocked = UnpackOutcome::parse(format!("pack\t{id} blocked a/b\n").as_bytes());
+        assert!(matches!(blocked, Ok(UnpackOutcome::Blocked { by }) if by.raw() == "a/b"));
         for bad in [
             "",
             "pack ../../x none",

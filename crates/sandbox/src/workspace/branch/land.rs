@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Uid};
@@ -273,11 +274,17 @@ fn open_below(root: &Root, names: &[&str], may_make: bool) -> Result<OwnedFd, Tr
                 let like = meta_of(&here)
                     .map_err(|error| TreeError::at("examine", name.as_bytes(), error))?;
                 let mode = Mode::from_raw_mode(u32::from(like.mode & 0o2777));
-                rustix::fs::mkdirat(&here, *name, mode).map_err(failed)?;
-                let made =
-                    rustix::fs::openat(&here, *name, flags, Mode::empty()).map_err(failed)?;
-                set_owner(&made, like.uid, like.gid).map_err(failed)?;
-                made
+                let is_made = match rustix::fs::mkdirat(&here, *name, mode) {
+                    Ok(()) => true,
+                    // Another branch of the same run came first.
+                    Err(Errno::EXIST) => false,
+                    Err(errno) => return Err(failed(errno)),
+                };
+                let dir = rustix::fs::openat(&here, *name, flags, Mode::empty()).map_err(failed)?;
+                if is_made {
+                    set_owner(&dir, like.uid, like.gid).map_err(failed)?;
+                }
+                dir
             }
             opened => opened.map_err(failed)?,
         };
@@ -319,11 +326,16 @@ fn create_owned_file(dir: &OwnedFd, name: &str, mode: u32) -> Result<File, Errno
     Ok(File::from(file))
 }
 
+/// Copies of packs that this process began.
+static COPIES: AtomicU64 = AtomicU64::new(0);
+
 fn copy_pack_file(packs: &OwnedFd, from: &Root, name: &str) -> Result<(), LandError> {
     let failed = |error: io::Error| TreeError::at("write", name.as_bytes(), error);
     let source = open_regular(from, name)?;
-    // git removes files with this prefix as its own leftovers, if this process is killed.
-    let part = format!("tmp_marshal_{name}");
+    // git removes files with this prefix as its own leftovers, if this process is killed. Two sessions
+    // with the same work have the same pack, so the rest of the name is that of this copy.
+    let copy = COPIES.fetch_add(1, Ordering::Relaxed);
+    let part = format!("tmp_marshal_{}-{copy}_{name}", std::process::id());
     let _ = rustix::fs::unlinkat(packs, &*part, AtFlags::empty());
     let mut target =
         create_owned_file(packs, &part, 0o444).map_err(|errno| failed(errno.into()))?;
@@ -346,7 +358,11 @@ fn copy_pack_file(packs: &OwnedFd, from: &Root, name: &str) -> Result<(), LandEr
     done
 }
 
-fn make_branch(git_dir: &Root, branch: &str, tip: &ObjectId) -> Result<(), LandError> {
+/// Creates a branch that does not exist yet.
+///
+/// # Errors
+/// [`LandError`]
+pub fn make_branch(git_dir: &Root, branch: &str, tip: &ObjectId) -> Result<(), LandError> {
     use std::io::Write as _;
     let (dir, name) = open_dir_of(git_dir, &["refs", "heads"], branch, true)?;
     let failed = |error: io::Error| TreeError::at("create the branch", branch.as_bytes(), error);

@@ -6,7 +6,7 @@
 //! Must not run anything.
 
 use super::bundle_header::{BundleHeader, ObjectId};
-use super::git::script;
+use super::git::{Author, COUNT, LineCounts, parse_paths, script, with_author};
 use super::{BUNDLE_INSIDE, BranchError, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
 use marshal_model::limits;
@@ -15,7 +15,10 @@ use marshal_model::limits;
 pub const REBASED_PACK: &str = "out/pack";
 
 /// Maximum bytes of a branch's name.
-const BRANCH_BYTES: usize = 200;
+const BRANCH_BYTES: usize = 400;
+
+/// Maximum bytes of a part of a branch's name: with `.lock` it is the name of a file.
+const PART_BYTES: usize = 250;
 
 /// Puts the session's commits onto the branch in the current directory, which is empty.
 ///
@@ -98,7 +101,7 @@ rm .git/objects/info/alternates
 git index-pack --stdin --strict < ../land.pack > ../said
 git rev-list --objects --quiet "$new" --not "$target"
 read -r word pack < ../said
-echo "ready $target $new $pack"
+echo "ready $target $new $pack $(count "$target" "$new")"
 git diff-tree -r -z --name-only --no-renames --ignore-submodules=none "$target" "$new"
 git rev-list "$new" --not "$target" > ../commits
 git diff-tree -c -r -z --name-only --no-renames --ignore-submodules=none --no-commit-id --root --stdin < ../commits
@@ -114,6 +117,7 @@ pub fn is_branch_name(name: &str) -> bool {
             && !part.ends_with('.')
             && !part.to_ascii_lowercase().ends_with(".lock")
             && !part.contains("..")
+            && part.len() <= PART_BYTES
     };
     let is_byte = |byte: u8| {
         byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'/' | b'+' | b'#')
@@ -133,6 +137,7 @@ pub fn rebase(
     base: &ObjectId,
     onto: &str,
     before: Option<&ObjectId>,
+    author: Option<Author<'_>>,
 ) -> GitCommand {
     let (from, most) = (
         (head.pack_offset + 1).to_string(),
@@ -149,7 +154,7 @@ pub fn rebase(
         onto,
         before.map_or("", ObjectId::as_str),
     ];
-    script(REBASE, &words)
+    with_author(script(&format!("{COUNT}{REBASE}"), &words), author)
 }
 
 /// What came of it.
@@ -161,6 +166,8 @@ pub enum RebaseOutcome {
         target: ObjectId,
         /// Its next commit.
         commit: ObjectId,
+        /// What changes there, if that could be counted.
+        lines: Option<LineCounts>,
         /// The name of the pack, without its extension.
         pack: String,
         /// The paths that the commits change, sorted; bytes that are not UTF-8 are replaced.
@@ -205,22 +212,14 @@ impl RebaseOutcome {
             .ok_or_else(bad)?;
         let (line, rest) = output.split_at(end);
         let line = std::str::from_utf8(line).map_err(|_| bad())?;
-        let paths = || {
-            let paths = rest[1..].split(|byte| *byte == 0);
-            let mut paths: Vec<String> = paths
-                .filter(|path| !path.is_empty())
-                .map(|path| String::from_utf8_lossy(path).into_owned())
-                .collect();
-            paths.sort_unstable();
-            paths.dedup();
-            paths
-        };
+        let paths = || parse_paths(&rest[1..]);
         let id = |text: &str| ObjectId::new(text).ok_or_else(bad);
         let words: Vec<&str> = line.split(' ').collect();
         Ok(match words[..] {
-            ["ready", target, commit, pack] => Self::Ready {
+            ["ready", target, commit, pack, ref counts @ ..] => Self::Ready {
                 target: id(target)?,
                 commit: id(commit)?,
+                lines: LineCounts::parse(counts)?,
                 pack: id(pack)?.to_string(),
                 paths: paths(),
             },
@@ -251,7 +250,7 @@ mod tests {
         for name in ["main", "release/1.0", "a-b_c", "land#1", "x+y"] {
             assert!(is_branch_name(name), "{name}");
         }
-        let long = "a".repeat(BRANCH_BYTES + 1);
+        let long = "a".repeat(PART_BYTES + 1);
         for name in [
             "", "-f", "HEAD", "a..b", "a/", "/a", "a//b", ".a", "a/.b", "a.", "a.lock", "a/b.LOCK",
             "a b", "a~1", "a^", "a:b", "a?", "a*", "a[", "a\\b", "a@{1}", "a\n", "ä", &long,
@@ -264,7 +263,7 @@ mod tests {
     fn answers_are_read_and_anything_else_is_refused() {
         let id = "0123456789012345678901234567890123456789";
         let read = |text: &str| RebaseOutcome::parse(text.as_bytes());
-        let ready = read(&format!("ready {id} {id} {id}\nb\0a\0b\0"));
+        let ready = read(&format!("ready {id} {id} {id} 2 3 0\nb\0a\0b\0"));
         assert!(matches!(ready, Ok(RebaseOutcome::Ready { paths, .. }) if paths == ["a", "b"]));
         let conflict = read(&format!("conflict {id} {id}\na\nb\0"));
         assert!(matches!(conflict, Ok(RebaseOutcome::Conflict { paths, .. }) if paths == ["a\nb"]));
@@ -274,7 +273,8 @@ mod tests {
             "busy",
             "ready\n",
             "nothing\n",
-            &format!("ready {id} {id} ../x\n"),
+            &format!("ready {id} {id} ../x 1 1 1\n"),
+            &format!("ready {id} {id} {id}\n"),
             &format!("landed {id} --all\n"),
             &format!("conflict {id}\n"),
         ] {

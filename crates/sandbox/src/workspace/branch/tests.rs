@@ -16,16 +16,55 @@ fn what_is_known_of_a_clone_is_read_again() {
         v: 1,
         source: "/srv/project".into(),
         base: id('a'),
+        branch: Some("marshal/r/t".to_owned()),
     };
     let (part, path) = scratch_of(&state);
     std::fs::write(path.join("file"), "x").unwrap();
     let clone = publish_clone(&state, &session, &part, &known).unwrap();
     assert_eq!(std::fs::read_to_string(clone.join("file")).unwrap(), "x");
     assert_eq!(read_record(state.copies(), &session).unwrap(), known);
-    for bad in ["", "{}", r#"{"v":2,"source":"/","base":"aa"}"#] {
+    let base = id('a');
+    let outside = format!(r#"{{"v":1,"source":"/","base":"{base}","branch":"marshal/../x"}}"#);
+    for bad in ["", "{}", r#"{"v":2,"source":"/","base":"aa"}"#, &outside] {
         let file = state.copies().path().join(record_name("s"));
         std::fs::write(file, bad).unwrap();
         assert!(read_record(state.copies(), &session).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn the_branch_of_a_task_is_one_that_git_takes_and_no_other_task_has() {
+    let branch =
+        |run: &str, task: &str| task_branch(&RunId::new(run).unwrap(), &TaskId::new(task).unwrap());
+    assert_eq!(branch("r1", "fix-1.2"), "marshal/r1/fix-1.2");
+    assert_eq!(branch("r1", "a..b."), "marshal/r1/a+2+b+1+");
+    assert_eq!(branch("r1", "a.LOCK"), "marshal/r1/a+1+LOCK");
+    assert_eq!(branch("r1", "a.lock.b"), "marshal/r1/a.lock.b");
+    let long = "a..".repeat(42);
+    let ids = [
+        "a", "a.", "a..", "a.b", "a..b", "a.lock", "a..lock", "lock", "a1", &long,
+    ];
+    let all: std::collections::BTreeSet<String> = ids.iter().map(|id| branch(id, id)).collect();
+    assert_eq!(all.len(), ids.len());
+    for id in ids {
+        let name = branch("r1", id);
+        assert!(rebase::is_branch_name(&name), "{name}");
+        let owner = BranchOwner::Task {
+            run: "r1".to_owned(),
+            task: id.to_owned(),
+        };
+        assert_eq!(branch_owner(&name), Some(owner), "{name}");
+    }
+    let session = BranchOwner::Session("s".to_owned());
+    assert_eq!(branch_owner("marshal/s"), Some(session));
+    for other in [
+        "main",
+        "marshal/a/b/c",
+        "marshal/r/a+x+",
+        "marshal/r/a+9",
+        "marshal/r/a+1+b",
+    ] {
+        assert_eq!(branch_owner(other), None, "{other}");
     }
 }
 
@@ -40,7 +79,13 @@ fn only_a_plain_file_that_is_a_bundle_is_kept() {
     let session = SessionId::new("s").unwrap();
     let (part, path) = scratch_of(&state);
     let made = path.join(OUT_BUNDLE);
-    let keep = || store_bundle(&state, &session, &part, &id('a'));
+    let record = CloneRecord {
+        v: 1,
+        source: "/srv/project".into(),
+        base: id('a'),
+        branch: None,
+    };
+    let keep = || store_bundle(&state, &session, &part, &record);
     assert!(keep().is_err(), "nothing was made");
     std::fs::write(&made, "no bundle").unwrap();
     assert!(matches!(
@@ -55,7 +100,7 @@ fn only_a_plain_file_that_is_a_bundle_is_kept() {
     let kept = keep().unwrap();
     assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
     assert_eq!(kept, bundle_path(&state, &session));
-    let head = stored_header(state.copies(), &session, &id('a')).unwrap();
+    let head = stored_header(state.copies(), &session, &record).unwrap();
     assert_eq!(head.tip, id('b'));
     // A link is none, and a fifo does not make anybody wait.
     std::fs::remove_file(&made).unwrap();

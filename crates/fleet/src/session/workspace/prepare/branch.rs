@@ -12,6 +12,8 @@ use super::{
     PrepareError, PrepareRequest, PreparedSession, SessionDirs, WORKSPACE_INSIDE, blocking,
     host_tree, owner,
 };
+use crate::fleet_event::TaskBranch;
+use crate::session::workspace::branch_import::import_branch;
 use crate::session::workspace::git_listing;
 use crate::setup::{PoolShared, Shared};
 use marshal_launch::{LaunchPlan, ProgramOutput, RunError, SpawnError};
@@ -75,6 +77,7 @@ pub(crate) async fn make_clone(
         v: 1,
         source: source.to_owned(),
         base: source_head.head,
+        branch: order.branch.clone(),
     };
     let (part, place) = {
         let (shared, session) = (Arc::clone(shared), order.session.clone());
@@ -87,7 +90,7 @@ pub(crate) async fn make_clone(
     let GitCommand { argv, env } = clone::clone(
         &repository,
         &record.base,
-        &branch::branch_name(&order.session),
+        &record.branch_of(&order.session),
         &hidden_paths(pool)?,
     );
     let git_sandbox = GitSandbox {
@@ -296,16 +299,19 @@ async fn run(
 pub(crate) struct ReturnedBranch {
     /// The bundle on the host; `None` if there is nothing in it.
     pub(crate) bundle: Option<PathBuf>,
+    /// Its branch.
+    pub(crate) branch: Option<TaskBranch>,
     /// A remark for the result.
     pub(crate) remark: Option<String>,
 }
 
 /// Brings a session's branch back, if it has one. Uncommitted changes of the agent become its last
-/// commit.
+/// commit. `is_result`: its task is done with it.
 pub(crate) fn return_branch(
     prepared: Option<&PreparedSession>,
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
+    is_result: bool,
 ) -> Option<impl Future<Output = ReturnedBranch> + Send + use<>> {
     let prepared = prepared?;
     let record = prepared.dirs.branch.clone()?;
@@ -313,15 +319,18 @@ pub(crate) fn return_branch(
     let (shared, pool) = (Arc::clone(shared), Arc::clone(pool));
     Some(async move {
         match bundle(&shared, &pool, &space, &session, &record).await {
+            Ok(returned) if is_result => {
+                import(&shared, &pool, (&space.slot, &session, &record), returned).await
+            }
             Ok(returned) => returned,
             Err(error) => {
                 tracing::warn!(%session, %error, "the session's branch could not be bundled");
                 let clone = space.workspace.display();
                 ReturnedBranch {
-                    bundle: None,
                     remark: Some(format!(
                         "its branch could not be bundled ({error}); its clone is at {clone}"
                     )),
+                    ..ReturnedBranch::default()
                 }
             }
         }
@@ -335,15 +344,44 @@ pub(crate) async fn recover_branch(
     pool: &Arc<PoolShared>,
     slot: SlotId,
     session: &SessionId,
-) -> Result<Option<PathBuf>, PrepareError> {
+    is_result: bool,
+) -> Result<ReturnedBranch, PrepareError> {
     let clone = copy::path(&shared.state, session);
     let mut space = SessionDirs::for_git(slot, clone);
     attach(shared, session, &mut space).await?;
     let Some(record) = space.branch.clone() else {
-        return Ok(None);
+        return Ok(ReturnedBranch::default());
     };
     let returned = bundle(shared, pool, &space, session, &record).await?;
-    Ok(returned.bundle)
+    if !is_result {
+        return Ok(returned);
+    }
+    Ok(import(shared, pool, (&space.slot, session, &record), returned).await)
+}
+
+/// Brings the branch of a task into its repository, where the pool is configured so. A failure does not
+/// cost the result: it is in the bundle.
+async fn import(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    (slot, session, record): (&SlotId, &SessionId, &CloneRecord),
+    mut returned: ReturnedBranch,
+) -> ReturnedBranch {
+    let is_wanted = pool.config.workspace.branches && record.branch.is_some();
+    let Some(branch) = returned.branch.as_mut().filter(|_| is_wanted) else {
+        return returned;
+    };
+    match Box::pin(import_branch(shared, pool, slot, session, record)).await {
+        Ok(()) => branch.in_repository = true,
+        Err(error) => {
+            tracing::warn!(%session, %error, "the branch of a task is not in its repository");
+            let name = &branch.name;
+            let remark = format!("its branch {name} is not in the repository: {error}");
+            let remarks = returned.remark.take().into_iter().chain([remark]);
+            returned.remark = Some(remarks.collect::<Vec<_>>().join("; "));
+        }
+    }
+    returned
 }
 
 /// The mounts beside a clone that git needs. What a layer shows in it is no part of the branch.
@@ -436,10 +474,12 @@ async fn bundle(
         branch::create_scratch(of.state.copies(), &what, owner)
     });
     let (part, home) = scratch.await?.map_err(|error| bad(error.into()))?;
+    let author = pool.config.workspace.author.as_ref();
     let GitCommand { argv, env } = git::bundle(
         &record.base,
-        &branch::branch_name(session),
+        &record.branch_of(session),
         &hidden_paths(pool)?,
+        author.map(|author| (&*author.name, &*author.mail)),
     );
     let git_sandbox = GitSandbox {
         home: Some(home),
@@ -455,7 +495,7 @@ async fn bundle(
     let output = step
         .run(&space.workspace, argv, git_sandbox, GIT_OUTPUT_BYTES)
         .await;
-    let (of, named, base) = (Arc::clone(shared), session.clone(), record.base.clone());
+    let (of, named, record) = (Arc::clone(shared), session.clone(), record.clone());
     let place = space.workspace.clone();
     let returned = blocking(&shared.ambient, move || {
         let bad = |source: BranchError| PrepareError::Branch {
@@ -466,9 +506,14 @@ async fn bundle(
             output.and_then(
                 |output| match BundleOutcome::parse(&output.stdout).map_err(bad)? {
                     BundleOutcome::Nothing => Ok(ReturnedBranch::default()),
-                    BundleOutcome::Made { is_partial } => Ok(ReturnedBranch {
+                    BundleOutcome::Made { is_partial, lines } => Ok(ReturnedBranch {
+                        branch: Some(TaskBranch {
+                            name: record.branch_of(&named),
+                            lines,
+                            in_repository: false,
+                        }),
                         bundle: Some(
-                            branch::store_bundle(&of.state, &named, &part, &base).map_err(bad)?,
+                            branch::store_bundle(&of.state, &named, &part, &record).map_err(bad)?,
                         ),
                         remark: is_partial.then(|| {
                             "some changed files could not be read and are missing from its branch"
