@@ -356,3 +356,34 @@ fn killed_at_any_moment_each_branch_is_there_once_and_whole() {
         assert!(left.count() <= 1, "a leftover that git itself removes");
     }
 }
+
+#[test]
+fn an_unfinished_rebase_or_merge_leaves_no_marks_of_conflicts_in_a_branch() {
+    let drill = drill_with(POOL);
+    let commits = "unasked echo mine > README.md && git commit -qam mine && git checkout -q -b other HEAD^ \
+        && echo theirs > README.md && git commit -qam theirs && git checkout -q -";
+    let results = run_tasks(
+        &drill,
+        0,
+        &[
+            json!({"id": "rebase", "prompt": format!("{commits} && ! git rebase -q other")}),
+            json!({"id": "merge", "prompt": format!("{commits} && ! git merge -q other")}),
+            json!({"id": "finished", "prompt": format!("{commits} && ! git merge -q other && echo both > README.md && git commit -qam both")}),
+        ],
+    );
+    let source = drill.workspace();
+    for (id, readme, is_remarked) in [
+        ("rebase", "mine", true),
+        ("merge", "mine", true),
+        ("finished", "both", false),
+    ] {
+        let result = of(&results, id);
+        let shown = git(
+            &source,
+            &["show", &format!("{}:README.md", branch_of(result))],
+        );
+        assert_eq!(shown, readme, "{result}");
+        let detail = result["detail"].as_str().unwrap_or_default();
+        assert_eq!(detail.contains("left unfinished"), is_remarked, "{result}");
+    }
+}

@@ -58,12 +58,21 @@ count() {
 }
 "#;
 
-/// Creates the bundle in the home; prints `none`, or the commit, whether work was uncommitted, and what
-/// changed.
+/// Creates the bundle in the home; prints `none` or the commit, what became of the working tree, and
+/// what changed.
 const BUNDLE: &str = r#"
 set -e
 out=$HOME/out.git base=$2 branch=$3
 tip=$(git --git-dir="$PWD/.git" rev-parse --verify --quiet 'HEAD^{commit}') || exit 10
+work=committed
+for state in rebase-merge rebase-apply; do
+    # HEAD is in the middle of a rebase that stopped.
+    if [ -f ".git/$state/orig-head" ]; then
+        work=unfinished
+        tip=$(git --git-dir="$PWD/.git" rev-parse --verify --quiet --end-of-options \
+            "$(head -c 64 ".git/$state/orig-head")^{commit}") || exit 10
+    fi
+done
 git init --quiet --bare --template= --object-format="$4" "$out"
 mkdir -p "$out/objects/info" "$out/info"
 printf '%s\n%s\n' "$PWD/.git/objects" "$1" > "$out/objects/info/alternates"
@@ -83,8 +92,12 @@ hide "$HOME/hidden" "$@"
 git ls-files -z | sort -z > "$HOME/all"
 GIT_INDEX_FILE="$PWD/.git/index" git ls-files -t -z 2>/dev/null | sed -z -n 's/^S //p' | sort -z |
     comm -z -12 - "$HOME/all" | git update-index -z --skip-worktree --stdin
-work=committed
-git add --all --ignore-errors . >/dev/null 2>&1 || work=partial
+# Files with a conflict have both sides, and the marks between them.
+unmerged=$(GIT_INDEX_FILE="$PWD/.git/index" git ls-files --unmerged 2>/dev/null | head -c 1)
+if [ "$unmerged" ]; then work=unfinished; fi
+if [ "$work" = committed ]; then
+    git add --all --ignore-errors . >/dev/null 2>&1 || work=partial
+fi
 tree=$(git write-tree)
 if [ "$tree" != "$(git rev-parse "$tip^{tree}")" ]; then
     [ "$work" = partial ] || work=uncommitted
@@ -94,7 +107,7 @@ if [ "$tree" != "$(git rev-parse "$tip^{tree}")" ]; then
     tip=$(git commit-tree "$tree" -p "$tip" -m "Uncommitted work" -m "What the session left in its working tree.")
 fi
 if git merge-base --is-ancestor "$tip" "$base"; then
-    echo none
+    echo "none $work"
     exit 0
 fi
 git update-ref "refs/heads/$branch" "$tip"
@@ -408,15 +421,28 @@ pub fn inputs(commit: &ObjectId, paths: &[String]) -> GitCommand {
     script(INPUTS, &words)
 }
 
+/// What a bundle lacks of a working tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeftOut {
+    /// Changed files that could not be read.
+    Unreadable,
+    /// All of it, in the middle of a rebase or with conflicts: its files may have the marks of both
+    /// sides.
+    Unfinished,
+}
+
 /// The outcome of creating a bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BundleOutcome {
     /// There is nothing that the source does not have.
-    Nothing,
+    Nothing {
+        /// What was left out.
+        left_out: Option<LeftOut>,
+    },
     /// A bundle was created.
     Made {
-        /// Whether changed files could not be read and are missing in it.
-        is_partial: bool,
+        /// What is missing in it.
+        left_out: Option<LeftOut>,
         /// What it changes, if that could be counted.
         lines: Option<LineCounts>,
     },
@@ -431,14 +457,20 @@ impl BundleOutcome {
         let bad = || BranchError::UnreadableOutput("no status of the bundle");
         let text = std::str::from_utf8(output).map_err(|_| bad())?;
         let words: Vec<&str> = text.split_whitespace().collect();
-        let (is_partial, counts) = match &words[..] {
-            ["none"] => return Ok(Self::Nothing),
-            [_, "partial", counts @ ..] => (true, counts),
-            [_, "committed" | "uncommitted", counts @ ..] => (false, counts),
+        let [commit, work, counts @ ..] = &words[..] else {
+            return Err(bad());
+        };
+        let left_out = match *work {
+            "committed" | "uncommitted" => None,
+            "partial" => Some(LeftOut::Unreadable),
+            "unfinished" => Some(LeftOut::Unfinished),
             _ => return Err(bad()),
         };
+        if *commit == "none" && counts.is_empty() {
+            return Ok(Self::Nothing { left_out });
+        }
         Ok(Self::Made {
-            is_partial,
+            left_out,
             lines: LineCounts::parse(counts)?,
         })
     }
@@ -627,8 +659,10 @@ mod tests {
             assert!(SourceHead::parse(bad.as_bytes(), false).is_err(), "{bad:?}");
         }
         assert_eq!(
-            BundleOutcome::parse(b"none\n").expect("read"),
-            BundleOutcome::Nothing
+            BundleOutcome::parse(b"none unfinished\n").expect("read"),
+            BundleOutcome::Nothing {
+                left_out: Some(LeftOut::Unfinished)
+            }
         );
         let made =
             |text: &str| BundleOutcome::parse(format!("{id} {text}\n").as_bytes()).expect("read");
@@ -640,20 +674,21 @@ mod tests {
         assert_eq!(
             made("uncommitted 3 20 1"),
             BundleOutcome::Made {
-                is_partial: false,
+                left_out: None,
                 lines
             }
         );
         assert_eq!(
             made("partial - - -"),
             BundleOutcome::Made {
-                is_partial: true,
+                left_out: Some(LeftOut::Unreadable),
                 lines: None
             }
         );
         for bad in [
             "",
             "x",
+            "none",
             "x committed",
             "x committed 1 2",
             "x committed 1 2 -3",

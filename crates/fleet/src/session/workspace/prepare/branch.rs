@@ -21,7 +21,9 @@ use marshal_model::limits::{
     BUNDLE_BYTES, COPY_FILES, GIT_LIST_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT,
 };
 use marshal_model::{ExitStatus, SessionId, SlotId, untrusted};
-use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMIT, SourceHead};
+use marshal_sandbox::workspace::branch::git::{
+    self, BundleOutcome, EXIT_NO_COMMIT, LeftOut, SourceHead,
+};
 use marshal_sandbox::workspace::branch::{
     self, BranchError, CloneRecord, OBJECTS_INSIDE, Repository, SOURCE_INSIDE, clone,
 };
@@ -505,8 +507,11 @@ async fn bundle(
         let returned =
             output.and_then(
                 |output| match BundleOutcome::parse(&output.stdout).map_err(bad)? {
-                    BundleOutcome::Nothing => Ok(ReturnedBranch::default()),
-                    BundleOutcome::Made { is_partial, lines } => Ok(ReturnedBranch {
+                    BundleOutcome::Nothing { left_out } => Ok(ReturnedBranch {
+                        remark: left_out.map(describe_left_out),
+                        ..ReturnedBranch::default()
+                    }),
+                    BundleOutcome::Made { left_out, lines } => Ok(ReturnedBranch {
                         branch: Some(TaskBranch {
                             name: record.branch_of(&named),
                             lines,
@@ -515,10 +520,7 @@ async fn bundle(
                         bundle: Some(
                             branch::store_bundle(&of.state, &named, &part, &record).map_err(bad)?,
                         ),
-                        remark: is_partial.then(|| {
-                            "some changed files could not be read and are missing from its branch"
-                                .to_owned()
-                        }),
+                        remark: left_out.map(describe_left_out),
                     }),
                 },
             );
@@ -526,4 +528,16 @@ async fn bundle(
         returned
     });
     returned.await?
+}
+
+fn describe_left_out(what: LeftOut) -> String {
+    let text = match what {
+        LeftOut::Unreadable => {
+            "some changed files could not be read and are missing from its branch"
+        }
+        LeftOut::Unfinished => {
+            "a rebase or a merge was left unfinished: its branch has what was committed before, and nothing of the working tree"
+        }
+    };
+    text.to_owned()
 }
