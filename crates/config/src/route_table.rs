@@ -400,7 +400,7 @@ fn read_secret(section: &Section<'_>, route: &mut Route, is_discovered: bool, di
             }
             Some(source) => route.secret = Some(Secret::new(source)),
             None => {
-                let message = "expected \"env:NAME\" or \"file:PATH\": the file never contains the key itself";
+                let message = "expected \"env:NAME\", \"file:PATH\" or \"credential:NAME\": the file never contains the key itself";
                 section.diagnostics.report(&value.place, message, None);
             }
         }
