@@ -103,8 +103,11 @@ impl ServiceManager {
     /// than the manager would wait by itself.
     pub async fn stopping(&self) {
         let micros = self.stop_time.as_micros();
-        self.send(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}"))
-            .await;
+        let status = "stopping: running turns may end, and no further task begins";
+        self.send(&format!(
+            "STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}"
+        ))
+        .await;
     }
 
     /// Keeps the manager's status of this fleet up to date, and its watchdog quiet as long as the
@@ -139,12 +142,16 @@ impl ServiceManager {
     /// Reads every event, also while a status waits for its time: unread ones count against what
     /// other subscribers may read.
     async fn send_statuses(self, fleet: FleetHandle) {
-        let mut events = fleet.subscribe();
+        let (mut events, mut outages) = (fleet.subscribe(), fleet.outages());
         let mut sent = String::new();
         let mut due = Some(Instant::now());
         loop {
             let event = tokio::select! {
                 event = events.recv() => event,
+                Ok(()) = outages.changed() => {
+                    due = due.or(Some(Instant::now() + STATUS_INTERVAL));
+                    continue;
+                }
                 () = async { sleep_until(due.unwrap_or_else(Instant::now)).await }, if due.is_some() => {
                     let now = status(&fleet);
                     if now != sent {
@@ -287,7 +294,7 @@ mod tests {
             .expect("a reload");
         assert!(time.parse::<u64>().expect("a number") > 0);
         // 30 s of drain, 15 s of cancel, 15 s of ladder, and the rest.
-        assert_eq!(next(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=82000000");
+        assert!(next().starts_with("STOPPING=1\nEXTEND_TIMEOUT_USEC=82000000\nSTATUS=stopping: "));
     }
 
     #[tokio::test]

@@ -121,11 +121,14 @@ fn a_service_manager_is_told_of_start_work_reload_and_stop() {
     supervisor.signal("TERM");
     let stop = manager.wait_for("STOPPING=1");
     let extend = stop.split_once("\nEXTEND_TIMEOUT_USEC=").expect("a time").1;
+    let (extend, status) = extend.split_once("\nSTATUS=").expect("a status");
+    assert!(
+        status.starts_with("stopping: running turns may end"),
+        "{status}"
+    );
     // Two minutes of drain, then the cancel, the ladder and the rest.
     let seconds = extend.parse::<u64>().expect("a number") / 1_000_000;
     assert!((150..200).contains(&seconds), "{seconds}");
-    let busy = manager.wait_for("the supervisor is stopping");
-    assert!(busy.contains("1 busy"), "{busy}");
     supervisor.signal("TERM");
     supervisor.wait(LONG);
 }
@@ -153,6 +156,9 @@ fn the_watchdog_is_fed_while_the_journal_moves_and_not_while_it_stalls() {
     // One may have been under way.
     manager.count("WATCHDOG=1", Duration::from_secs(1));
     assert_eq!(manager.count("WATCHDOG=1", Duration::from_secs(5)), 0);
+    let told =
+        |message: &String| message.contains("the journal is not writable: database is locked");
+    assert!(manager.seen.iter().any(told), "{:?}", manager.seen);
     let log = drill.log("stderr.log");
     let words = "the journal does not commit (stalled";
     assert!(log.contains(words), "{log}");
