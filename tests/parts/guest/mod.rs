@@ -337,7 +337,7 @@ const PACKAGE_SHOWS: &[(&str, &[&str])] = &[
             "/etc/marshal/keys 700 root",
             "marshal:/var/lib/marshal",
             "manual pages: 1",
-            "complete -F _marshal",
+            "complete -o",
             // The parser of this Debian does not know it.
             "ls: cannot access '/etc/apparmor.d/marshal'",
         ],
@@ -366,10 +366,10 @@ const PACKAGE_SHOWS: &[(&str, &[&str])] = &[
     (
         "watchdog",
         &[
-            "killed: watchdog",
             "restarts: 1",
             "the watchdog of the service manager is not fed",
             "marshal.service: Watchdog timeout",
+            "marshal.service: Failed with result 'watchdog'",
             "done: 8",
         ],
     ),

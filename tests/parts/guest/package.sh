@@ -34,7 +34,6 @@ alive() {
 say install
 dpkg --install /payload/marshal.deb
 echo "code $?"
-dpkg --verify marshal
 systemctl is-enabled marshal marshal-http.socket marshal-control.socket
 systemctl start marshal
 echo "without a configuration: $(show ActiveState), $(show ConditionResult)"
@@ -79,10 +78,12 @@ show StatusText
 client run --quiet 'run echo done' | tail -1
 
 say limits
-client run --quiet 'run cat /sys/fs/cgroup/memory.max; sleep 4' >/dev/null 2>&1 &
-sleep 3
-find /sys/fs/cgroup/system.slice/marshal.service -mindepth 1 -name memory.max -exec cat {} + | sort -u
-wait $!
+client run --quiet 'sleep 15s' >/dev/null 2>&1 &
+task=$!
+bounds() { find /sys/fs/cgroup/system.slice/marshal.service -mindepth 1 -name memory.max -exec cat {} + | grep -x 209715200; }
+until_true bounds
+bounds | sort -u
+wait $task
 client run --quiet 'run head -c 400M /dev/zero | tail -c 390M | wc -c' | tail -1
 journalctl -k -o cat | grep -m1 -o 'Memory cgroup out of memory: Killed process'
 is ActiveState active && echo "the service goes on: $(show NRestarts) restarts"
@@ -111,12 +112,12 @@ for wait in $(seq 120); do
     is MainPID "$first" || break
     sleep 0.5
 done
-echo "killed: $(systemctl show marshal -p Result --value)"
 kill "$locker"
 until_true is ActiveState active
 echo "restarts: $(show NRestarts)"
 journalctl -u marshal -o cat | grep -m1 -o 'the watchdog of the service manager is not fed.*locked'
 journalctl -u marshal -o cat | grep -m1 'Watchdog timeout'
+journalctl -u marshal -o cat | grep -m1 "Failed with result 'watchdog'"
 until_true page /readyz
 for wait in $(seq 100); do
     client --json results >/tmp/results 2>/dev/null
@@ -160,7 +161,7 @@ say kill
 for who in main all; do
     until_true is ActiveState active
     client run --quiet 'sleep 100s' 'spawn-orphan' >/dev/null 2>&1 &
-    sleep 5
+    sleep 12
     pids=$(processes)
     echo "$who: before $(($(echo "$pids" | wc -l) > 4))"
     systemctl kill --kill-who=$who -s KILL marshal
