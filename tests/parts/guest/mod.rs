@@ -392,6 +392,5 @@ const PACKAGE_SHOWS: &[(&str, &[&str])] = &[
             "all: left 0",
         ],
     ),
-    ("unprivileged", &["marshal", "run 0"]),
     ("remove", &["code 0", "the journal is kept"]),
 ];
