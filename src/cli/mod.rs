@@ -36,6 +36,7 @@ mod manual;
 mod mcp;
 pub mod outside;
 mod overlay;
+pub mod passed_sockets;
 pub mod plan;
 mod policies;
 pub mod policy;
@@ -56,6 +57,7 @@ pub mod sandbox_command;
 #[cfg(feature = "rehearsal")]
 mod script_model;
 pub mod secrets;
+pub mod service_manager;
 mod session_diff;
 mod short_ids;
 pub mod show;

@@ -411,8 +411,7 @@ fn secret_of(
         }
         Some(source) => Some(Secret::new(source)),
         None => {
-            let message =
-                "expected \"env:NAME\" or \"file:PATH\": the file never contains the key itself";
+            let message = "expected \"env:NAME\", \"file:PATH\" or \"credential:NAME\": the file never contains the key itself";
             report(message.to_owned(), None);
             None
         }

@@ -449,7 +449,9 @@ fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
     route("upstream = \"https://a.example\"\nallow = [\"GET /x\"]", "the route needs a secret for \"a.example\"");
     route("upstream = \"http://a.example\"\nsecret = \"env:KEY\"\nallow = [\"GET /x\"]", "http:// is only for a loopback address");
     route("upstream = \"https://k:p@a.example\"\nsecret = \"env:KEY\"\nallow = [\"GET /x\"]", "expected a host name or address");
-    route("upstream = \"https://a.example\"\nsecret = \"sk-123\"\nallow = [\"GET /x\"]", "expected \"env:NAME\" or \"file:PATH\"");
+    route("upstream = \"https://a.example\"\nsecret = \"sk-123\"\nallow = [\"GET /x\"]", "expected \"env:NAME\", \"file:PATH\" or \"credential:NAME\"");
+    route("upstream = \"https://a.example\"\nsecret = \"credential:../key\"\nallow = [\"GET /x\"]", "expected the name of a credential");
+    route("upstream = \"https://a.example\"\nsecret = \"credential:.key\"\nallow = [\"GET /x\"]", "without a leading dot");
     route(&good.replace("POST /v1/x", "POST /v1/../x"), "expected a method (GET, HEAD, POST");
     route(&good.replace("POST /v1/x", "CONNECT /v1"), "expected a method (GET, HEAD, POST");
     route(&format!("{good}header = \"Host\""), "the header \"Host\" cannot carry a key");

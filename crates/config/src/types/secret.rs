@@ -14,6 +14,8 @@ pub enum SecretSource {
     Variable(String),
     /// `file:PATH`: the content of a file, absolute.
     File(PathBuf),
+    /// `credential:NAME`: what the service manager keeps for the supervisor under this name.
+    Credential(String),
     /// `‹secret›`: the placeholder for a secret in a configuration that was shown.
     Redacted,
 }
@@ -25,6 +27,7 @@ impl SecretSource {
         match self {
             Self::Variable(_) => "env:",
             Self::File(_) => "file:",
+            Self::Credential(_) => "credential:",
             Self::Redacted => "‹secret›",
         }
     }
