@@ -16,6 +16,7 @@ mod repository;
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use rustix::fs::{Gid, Mode, OFlags, RenameFlags, Uid};
@@ -345,7 +346,7 @@ fn read_header(
 }
 
 /// Opens a regular file of a directory; refuses a link, fifo or device.
-fn open_regular(dir: &Root, name: &str) -> Result<File, TreeError> {
+fn open_regular(dir: &impl AsFd, name: &str) -> Result<File, TreeError> {
     let failed = |errno: Errno| TreeError::at("open", name.as_bytes(), errno);
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, name, flags, Mode::empty()).map_err(failed)?;

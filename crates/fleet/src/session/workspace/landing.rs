@@ -265,8 +265,6 @@ struct Bundle {
     base: ObjectId,
     head: branch::bundle_header::BundleHeader,
     before: Option<ObjectId>,
-    /// The working trees that have the branch already, as a bare repository's HEAD.
-    users: BTreeSet<String>,
 }
 
 impl Bundle {
@@ -281,9 +279,7 @@ impl Bundle {
         let landed = branch::read_landing(&clones, &request.session)?;
         let same = |before: &LandingRecord| before.onto == request.onto && before.tip == head.tip;
         let repository = Repository::find(&record.source)?;
-        let git_dir = Root::open_resolved(&repository.common)?;
         Ok(Self {
-            users: land::find_users(&git_dir, &request.onto),
             repository,
             before: landed.filter(same).map(|landed| landed.commit),
             source: record.source,
@@ -346,6 +342,7 @@ impl LandingRun<'_> {
     }
 
     async fn land_from(&self, scratch: &Scratch) -> Result<Option<Landing>, LandingError> {
+        let users = self.find_users().await?;
         let rebased = self.unless_cancelled(self.rebase_into_source(scratch));
         let (target, commit, pack) = match rebased.await? {
             Rebased::Ready {
@@ -355,6 +352,9 @@ impl LandingRun<'_> {
             } => (target, commit, pack),
             Rebased::Ended(landing) => return Ok(Some(landing)),
         };
+        // Git refused every user but a bare repository's HEAD. One that came since, or went and came
+        // again, is not among these.
+        let users = &users & &self.find_users().await?;
         if let Some(why) = self.check(&commit).await? {
             let failed = NotLanded::CheckFailed { target, why };
             return Ok(Some(Landing::NotLanded(failed)));
@@ -365,7 +365,7 @@ impl LandingRun<'_> {
         self.write_record(&commit, false).await?;
         // A repack may have dropped it during the check: no branch led to it.
         self.add_pack(scratch, pack).await?;
-        match self.move_branch(target, commit.clone()).await? {
+        match self.move_branch((target, commit.clone()), users).await? {
             Ok(()) => {}
             Err(LandError::Moved(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -574,13 +574,26 @@ impl LandingRun<'_> {
         }
     }
 
+    /// What has the branch at this moment.
+    async fn find_users(&self) -> Result<BTreeSet<String>, LandingError> {
+        let (common, onto) = (
+            self.bundle.repository.common.clone(),
+            self.request.onto.clone(),
+        );
+        blocking(&self.shared.ambient, move || {
+            let git_dir = Root::open_resolved(&common)?;
+            Ok(land::find_users(&git_dir, &onto)?)
+        })
+        .await?
+    }
+
     async fn move_branch(
         &self,
-        target: ObjectId,
-        commit: ObjectId,
+        (target, commit): (ObjectId, ObjectId),
+        users: BTreeSet<String>,
     ) -> Result<Result<(), LandError>, LandingError> {
         let common = self.bundle.repository.common.clone();
-        let (onto, users) = (self.request.onto.clone(), self.bundle.users.clone());
+        let onto = self.request.onto.clone();
         blocking(&self.shared.ambient, move || {
             let git_dir = Root::open_resolved(&common)?;
             Ok(land::move_branch(
