@@ -89,9 +89,7 @@ pub(super) async fn run(
     };
     let Some(onto) = &args.onto else {
         return match one_session(client, args) {
-            Ok((session, state)) => {
-                land::land_branch(&state, (&session, &args.allow), json, streams).await
-            }
+            Ok(session) => land::land_branch(client, (&session, &args.allow), json, streams).await,
             Err(error) => refused(&error, streams),
         };
     };
@@ -207,17 +205,13 @@ fn show(
     }
 }
 
-fn one_session(
-    client: &ClientContext,
-    args: &LandArgs,
-) -> Result<(SessionId, PathBuf), SelectionError> {
+fn one_session(client: &ClientContext, args: &LandArgs) -> Result<SessionId, SelectionError> {
     let [name] = &*args.names else {
         return Err(SelectionError::NoBranch);
     };
     let found = complete_id(IdKind::Session, name, &client.state)?;
-    let (state, id) = found.unwrap_or_else(|| (client.state.clone(), name.clone()));
-    let session = SessionId::new(&id).map_err(|_| SelectionError::Unknown(name.clone()))?;
-    Ok((session, state))
+    let id = found.map_or_else(|| name.clone(), |(_, id)| id);
+    SessionId::new(&id).map_err(|_| SelectionError::Unknown(name.clone()))
 }
 
 /// What to land, in order.

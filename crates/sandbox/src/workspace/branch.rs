@@ -8,6 +8,7 @@
 //! source. Must not know sessions' states.
 
 pub mod bundle_header;
+pub mod changes;
 pub mod clone;
 pub mod git;
 pub mod land;

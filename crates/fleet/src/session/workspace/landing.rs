@@ -25,9 +25,10 @@ use marshal_launch::RunError;
 use marshal_model::limits::{BUNDLE_BYTES, GIT_LIST_BYTES, GIT_TREE_TIMEOUT, LANDING_ATTEMPTS};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{ExitStatus, PoolName, SessionId, SlotId};
-use marshal_policy::{guard, outside};
+use marshal_policy::guard;
 use marshal_sandbox::ExtraMounts;
 use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
+use marshal_sandbox::workspace::branch::changes::{Change, Verdict, find_outside};
 use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::rebase::{self, REBASED_PACK, RebaseOutcome};
 use marshal_sandbox::workspace::branch::{
@@ -95,6 +96,11 @@ pub enum NotLanded {
         /// The files, with what each is.
         files: Vec<(String, &'static str)>,
     },
+    /// Files of secrets, which nobody can allow.
+    Secrets {
+        /// The files.
+        files: Vec<String>,
+    },
 }
 
 impl NotLanded {
@@ -114,7 +120,7 @@ impl NotLanded {
                  Commit what you have, run `git rebase {target}` in this repository to get the other \
                  work, repair what does not work together, and commit that.",
             )),
-            Self::Outside { .. } => None,
+            Self::Outside { .. } | Self::Secrets { .. } => None,
         }
     }
 }
@@ -133,6 +139,14 @@ impl fmt::Display for NotLanded {
                     f,
                     "it changes what takes effect outside of the sandbox: {files}; look at it \
                      (marshal diff), and allow each file or directory with --allow PATH"
+                )
+            }
+            Self::Secrets { files } => {
+                let files = list_files(files.iter().map(String::as_str));
+                write!(
+                    f,
+                    "its commits have files of secrets, which no --allow takes: {files}; a branch \
+                     without these files in any of its commits can land"
                 )
             }
         }
@@ -380,13 +394,13 @@ impl LandingRun<'_> {
     /// Puts the commits onto the branch, and their objects into the source. No branch has them yet.
     async fn rebase_into_source(&self, scratch: &Scratch) -> Result<Rebased, LandingError> {
         let onto = || self.request.onto.clone();
-        let (target, commit, pack, paths) = match self.rebase(scratch).await? {
+        let (target, commit, pack, changes) = match self.rebase(scratch).await? {
             RebaseOutcome::Ready {
                 target,
                 commit,
                 pack,
-                paths,
-            } => (target, commit, pack, paths),
+                changes,
+            } => (target, commit, pack, changes),
             RebaseOutcome::Landed { commit } => {
                 self.record_landed(&commit).await;
                 return Ok(Rebased::Ended(Landing::Landed {
@@ -405,10 +419,8 @@ impl LandingRun<'_> {
             RebaseOutcome::CheckedOut => return Err(LandingError::CheckedOut(onto())),
             RebaseOutcome::Reftable => return Err(LandingError::Reftable),
         };
-        let files = self.find_outside(&paths);
-        if !files.is_empty() {
-            let outside = NotLanded::Outside { files };
-            return Ok(Rebased::Ended(Landing::NotLanded(outside)));
+        if let Some(refusal) = self.find_refusal(&changes) {
+            return Ok(Rebased::Ended(Landing::NotLanded(refusal)));
         }
         self.add_pack(scratch, pack.clone()).await?;
         Ok(Rebased::Ready {
@@ -491,14 +503,22 @@ impl LandingRun<'_> {
         Ok(RebaseOutcome::parse(&finished.stdout)?)
     }
 
-    /// The changed files that other programs run or obey, and that nobody allowed.
-    fn find_outside(&self, paths: &[String]) -> Vec<(String, &'static str)> {
-        let policies = [guard()];
-        let of_path = |path: &String| {
-            let what = outside::find_use(&policies, path, true)?;
-            (!outside::is_allowed(&self.request.allow, path)).then(|| (path.clone(), what))
-        };
-        paths.iter().filter_map(of_path).collect()
+    /// The changed files that hold secrets, or else those that other programs run or obey and that nobody
+    /// allowed.
+    fn find_refusal(&self, changes: &[Change]) -> Option<NotLanded> {
+        let of_pool = self.pool.policy.current();
+        let policies = [guard(), &of_pool.base.policy];
+        let mut found = find_outside(changes, &policies, &self.request.allow);
+        found.retain(|file| file.verdict != Verdict::Allowed);
+        let secrets = found.iter().filter(|file| file.verdict == Verdict::Secret);
+        let secrets: Vec<String> = secrets.map(|file| file.path.to_owned()).collect();
+        if !secrets.is_empty() {
+            return Some(NotLanded::Secrets { files: secrets });
+        }
+        let files = found.iter().map(|file| (file.path.to_owned(), file.what));
+        (!found.is_empty()).then(|| NotLanded::Outside {
+            files: files.collect(),
+        })
     }
 
     async fn add_pack(&self, scratch: &Scratch, pack: String) -> Result<(), LandingError> {

@@ -7,6 +7,7 @@
 //! agent. Must not run anything.
 
 use super::bundle_header::ObjectId;
+use super::changes::{self, Change, LIST_CHANGES};
 use super::{BUNDLE_INSIDE, BranchError, OBJECTS_INSIDE, Repository, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
 use marshal_model::limits;
@@ -89,7 +90,7 @@ echo "$tip $work"
 "#;
 
 /// Unpacks and checks a bundle beside the source's objects; prints the pack's name and the branch's
-/// current commit, and on further lines, separated by NUL, every path that a commit of it changes.
+/// current commit, and then what its commits change.
 const UNPACK: &str = r#"
 set -e
 cd "$HOME"
@@ -104,9 +105,7 @@ git cat-file -e "$4^{commit}"
 git rev-list --objects --quiet "$4" --not --all
 read -r word pack < "$HOME/said"
 echo "$word $pack $has"
-git diff-tree -r -z --name-only --no-renames --ignore-submodules=none "$7" "$4"
-git rev-list "$4" --not "$7" > "$HOME/commits"
-git diff-tree -c -r -z --name-only --no-renames --ignore-submodules=none --no-commit-id --root --stdin < "$HOME/commits"
+list_changes "$7" "$4" "$HOME"
 "#;
 
 /// Unpacks a bundle as for taking it, and prints what it changes.
@@ -136,9 +135,6 @@ git cat-file --batch-all-objects --buffer --batch-check='%(objectname) %(objectt
 echo
 exec git cat-file --batch-all-objects --buffer --batch
 "#;
-
-/// Maximum output of [`diff`] in bytes.
-pub const DIFF_BYTES: usize = 16 << 20;
 
 /// Prints the untracked files and directories of the clone in the current directory, each directory
 /// once and without what is in it; ignored ones too.
@@ -341,7 +337,7 @@ pub fn unpack(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), branch: &str) -
         &most,
         base.as_str(),
     ];
-    script(UNPACK, &words)
+    script(&format!("{LIST_CHANGES}{UNPACK}"), &words)
 }
 
 /// The command that shows what the bundle changes, of `paths` only if there are any.
@@ -376,8 +372,8 @@ pub enum UnpackOutcome {
         pack: String,
         /// The branch's current commit in the source, if it exists.
         has: Option<ObjectId>,
-        /// The paths that its commits change, sorted; bytes that are not UTF-8 are replaced.
-        paths: Vec<String>,
+        /// What its commits change, sorted by path.
+        changes: Vec<Change>,
     },
     /// A branch of the source has the name of our directory of branches.
     Blocked,
@@ -395,14 +391,6 @@ impl UnpackOutcome {
         let end = output.iter().position(|byte| *byte == b'\n');
         let (line, rest) = output.split_at(end.map_or(output.len(), |end| end + 1));
         let text = std::str::from_utf8(line).map_err(|_| bad())?;
-        let paths = rest
-            .split(|byte| *byte == 0)
-            .filter(|path| !path.is_empty());
-        let mut paths: Vec<String> = paths
-            .map(|path| String::from_utf8_lossy(path).into_owned())
-            .collect();
-        paths.sort_unstable();
-        paths.dedup();
         let words: Vec<&str> = text.split_whitespace().collect();
         match words[..] {
             ["reftable"] => Ok(Self::Reftable),
@@ -413,7 +401,7 @@ impl UnpackOutcome {
                     "none" => None,
                     id => Some(ObjectId::new(id).ok_or_else(bad)?),
                 },
-                paths,
+                changes: changes::parse(rest)?,
             }),
             _ => Err(bad()),
         }
@@ -465,7 +453,16 @@ mod tests {
         );
         assert_eq!(made("partial"), BundleOutcome::Made { is_partial: true });
         assert!(BundleOutcome::parse(b"").is_err());
-        let has = UnpackOutcome::parse(format!("pack\t{id} none\n").as_bytes()).expect("read");
+        let inputs = |text: &str| Inputs::parse(text.as_bytes());
+        let found = inputs("base refs/heads/main\nx\0").expect("read");
+        assert_eq!(found.pool_base.as_deref(), Some("refs/heads/main"));
+        assert!(found.is_of_pool_base && found.objects == "x\0");
+        let found = inputs("other \n").expect("read");
+        assert!(found.pool_base.is_none() && !found.is_of_pool_base && found.objects.is_empty());
+        for bad in ["", "base main", "main\n", "so main\n"] {
+            assert!(inputs(bad).is_err(), "{bad:?}");
+        }
+        let has = UnpackOutcome::parse(format!("pack\t{id} none\n\0").as_bytes()).expect("read");
         assert!(matches!(has, UnpackOutcome::Checked { has: None, .. }));
         for bad in [
             "",

@@ -6,6 +6,7 @@
 //! Must not run anything.
 
 use super::bundle_header::{BundleHeader, ObjectId};
+use super::changes::{self, Change, LIST_CHANGES};
 use super::git::script;
 use super::{BUNDLE_INSIDE, BranchError, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
@@ -99,9 +100,7 @@ git index-pack --stdin --strict < ../land.pack > ../said
 git rev-list --objects --quiet "$new" --not "$target"
 read -r word pack < ../said
 echo "ready $target $new $pack"
-git diff-tree -r -z --name-only --no-renames --ignore-submodules=none "$target" "$new"
-git rev-list "$new" --not "$target" > ../commits
-git diff-tree -c -r -z --name-only --no-renames --ignore-submodules=none --no-commit-id --root --stdin < ../commits
+list_changes "$target" "$new" ..
 "#;
 
 /// Whether a text is the name of a branch that git accepts, and nothing that git could read
@@ -149,7 +148,7 @@ pub fn rebase(
         onto,
         before.map_or("", ObjectId::as_str),
     ];
-    script(REBASE, &words)
+    script(&format!("{LIST_CHANGES}{REBASE}"), &words)
 }
 
 /// What came of it.
@@ -163,8 +162,8 @@ pub enum RebaseOutcome {
         commit: ObjectId,
         /// The name of the pack, without its extension.
         pack: String,
-        /// The paths that the commits change, sorted; bytes that are not UTF-8 are replaced.
-        paths: Vec<String>,
+        /// What the commits change, sorted by path.
+        changes: Vec<Change>,
     },
     /// An earlier attempt landed.
     Landed {
@@ -222,7 +221,7 @@ impl RebaseOutcome {
                 target: id(target)?,
                 commit: id(commit)?,
                 pack: id(pack)?.to_string(),
-                paths: paths(),
+                changes: changes::parse(&rest[1..])?,
             },
             ["landed", _, commit] => Self::Landed {
                 commit: id(commit)?,
@@ -264,8 +263,14 @@ mod tests {
     fn answers_are_read_and_anything_else_is_refused() {
         let id = "0123456789012345678901234567890123456789";
         let read = |text: &str| RebaseOutcome::parse(text.as_bytes());
-        let ready = read(&format!("ready {id} {id} {id}\nb\0a\0b\0"));
-        assert!(matches!(ready, Ok(RebaseOutcome::Ready { paths, .. }) if paths == ["a", "b"]));
+        let change = |path: &str| format!(":100644 100644 {id} {id} M\0{path}\0");
+        let changes = [change("b"), change("a"), change("b")].concat();
+        let ready = read(&format!("ready {id} {id} {id}\n{changes}\0"));
+        let Ok(RebaseOutcome::Ready { changes, .. }) = ready else {
+            panic!("{ready:?}");
+        };
+        let paths: Vec<_> = changes.iter().map(|change| &*change.path).collect();
+        assert_eq!(paths, ["a", "b"]);
         let conflict = read(&format!("conflict {id} {id}\na\nb\0"));
         assert!(matches!(conflict, Ok(RebaseOutcome::Conflict { paths, .. }) if paths == ["a\nb"]));
         assert_eq!(read("busy\n").expect("read"), RebaseOutcome::CheckedOut);
