@@ -17,7 +17,7 @@ use super::short_ids::{AmbiguousId, complete_id, short};
 use super::signals::Signals;
 use super::streams::Streams;
 use marshal_engine::api::SupervisorKind;
-use marshal_fleet::{FleetHandle, LandRequest, Landing, LandingError, ResumeScope, Stop};
+use marshal_fleet::{FleetHandle, LandRequest, Landing, LandingError, OwnCheck, ResumeScope, Stop};
 use marshal_journal::codec::{read_report, read_spec};
 use marshal_journal::{CONVERSATION_COMMAND, IdKind, StoredTask};
 use marshal_model::untrusted::escape_for_display;
@@ -68,7 +68,7 @@ struct Candidate {
     session: SessionId,
     pool: PoolName,
     /// The task's own check.
-    check: Option<Vec<String>>,
+    check: OwnCheck,
     /// The state directory that has it.
     state: PathBuf,
 }
@@ -170,6 +170,10 @@ fn show(
     json: bool,
     streams: &mut Streams,
 ) {
+    let checks = match outcome {
+        Ok(Landing::Landed { checks, .. }) => &**checks,
+        _ => &[],
+    };
     let (word, commit, why) = match outcome {
         Ok(Landing::Landed {
             commit, was_there, ..
@@ -188,16 +192,22 @@ fn show(
     if json {
         let object = json!({
             "task": candidate.name, "session": candidate.session.as_str(), "onto": onto,
-            "result": word.replace(' ', "_"), "commit": commit, "detail": why,
+            "result": word.replace(' ', "_"), "commit": commit, "checks": checks, "detail": why,
         });
         streams.out.json(&object.to_string());
         return;
     }
     let name = escape_for_display(&candidate.name, ID);
     match (commit, why) {
-        (Some(commit), _) => streams
-            .out
-            .prose(&format!("{name}: {word} on {onto} as {commit}")),
+        (Some(commit), _) => {
+            let passed = if checks.is_empty() {
+                String::new()
+            } else {
+                format!("; it passed {}", checks.join(" and "))
+            };
+            let text = format!("{name}: {word} on {onto} as {commit}{passed}");
+            streams.out.prose(&text);
+        }
         (None, Some(why)) => streams.out.prose(&format!("{name}: {word}: {why}")),
         (None, None) => streams
             .out
@@ -268,11 +278,11 @@ fn of_run(state: &Path, run: &RunId) -> Result<Vec<Candidate>, SelectionError> {
     Ok(candidates)
 }
 
-/// The check that the task names instead of its pool's.
-fn own_check(task: &StoredTask) -> Result<Option<Vec<String>>, SelectionError> {
+/// The task's own check.
+fn own_check(task: &StoredTask) -> Result<OwnCheck, SelectionError> {
     let spec = read_spec(&task.id, &task.prompt, &task.spec);
-    let damaged = |_| SelectionError::Damaged(task.id.clone());
-    Ok(spec.map_err(damaged)?.check)
+    let spec = spec.map_err(|_| SelectionError::Damaged(task.id.clone()))?;
+    Ok(OwnCheck::of_task(spec.check, spec.land.as_deref()))
 }
 
 fn of_session(name: &str, state: PathBuf, id: &str) -> Result<Candidate, SelectionError> {
@@ -292,7 +302,7 @@ fn of_session(name: &str, state: PathBuf, id: &str) -> Result<Candidate, Selecti
         _ => None,
     };
     Ok(Candidate {
-        check: task.as_ref().map(own_check).transpose()?.flatten(),
+        check: task.as_ref().map_or(Ok(OwnCheck::None), own_check)?,
         name: row.task.unwrap_or_else(|| short(id).to_owned()),
         pool: PoolName::new(&row.pool).map_err(|_| damaged(&row.pool))?,
         session,

@@ -85,7 +85,7 @@ pub use handle::views::PoolView;
 pub use path_lookup::path_enters_directory;
 pub use report::ReportError;
 pub use session::{
-    LandRequest, Landing, LandingError, NotLanded, PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON,
+    LandRequest, Landing, LandingError, NotLanded, OwnCheck, PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON,
 };
 pub use setting_reply::SettingResult;
 pub use setup::{ResumeScope, Setup};

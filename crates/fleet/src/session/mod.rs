@@ -34,7 +34,7 @@ pub(crate) use turn::rate_limit::RateLimit;
 pub(crate) use turn::tally::Tally;
 pub(crate) use workspace::attachments::PromptFiles;
 pub(crate) use workspace::disk_usage_monitor::DiskUsageMonitor;
-pub use workspace::landing::{LandRequest, Landing, LandingError, NotLanded};
+pub use workspace::landing::{LandRequest, Landing, LandingError, NotLanded, OwnCheck};
 pub(crate) use workspace::landing::{Landings, land_bundle};
 pub(crate) use workspace::prepare::branch::recover_branch;
 pub(crate) use workspace::prepare::clone_setup::CloneSetups;

@@ -52,10 +52,33 @@ pub struct LandRequest {
     pub onto: String,
     /// Files and directories that may take effect outside of the sandbox.
     pub allow: Vec<String>,
-    /// The check, instead of the pool's.
-    pub check: Option<Vec<String>>,
+    /// The task's own check.
+    pub check: OwnCheck,
     /// Ends it before the branch is moved.
     pub cancelled: CancellationToken,
+}
+
+/// The check of a task, and what it is to the pool's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OwnCheck {
+    /// The task has none.
+    None,
+    /// It runs instead of the pool's: who submitted the task may land it without any.
+    Instead(Vec<String>),
+    /// It runs after the pool's: it says nothing about who submitted the task.
+    Also(Vec<String>),
+}
+
+impl OwnCheck {
+    /// The check of a task that lands on a branch or not. Only the supervisor's own user can submit one that does.
+    #[must_use]
+    pub fn of_task(check: Option<Vec<String>>, land: Option<&str>) -> Self {
+        match (check, land) {
+            (None, _) => Self::None,
+            (Some(argv), Some(_)) => Self::Instead(argv),
+            (Some(argv), None) => Self::Also(argv),
+        }
+    }
 }
 
 /// What came of it.
@@ -67,6 +90,8 @@ pub enum Landing {
         commit: ObjectId,
         /// Whether an earlier attempt had landed it.
         was_there: bool,
+        /// The checks that it passed, as they are shown.
+        checks: Vec<String>,
     },
     /// The branch has all of its changes already.
     Nothing,
@@ -369,9 +394,16 @@ impl LandingRun<'_> {
         // Git refused every user but a bare repository's HEAD. One that came since, or went and came
         // again, is not among these.
         let users = &users & &self.find_users().await?;
-        if let Some(why) = self.check(&commit).await? {
-            let failed = NotLanded::CheckFailed { target, why };
-            return Ok(Some(Landing::NotLanded(failed)));
+        let mut checks = Vec::new();
+        for (of, argv) in self.checks() {
+            let shown = escape_for_display(&argv.join(" "), FILE);
+            let shown = format!("`{shown}` ({of})");
+            if let Some(why) = self.check(&commit, argv).await? {
+                let why = format!("{why} ({shown})");
+                let failed = NotLanded::CheckFailed { target, why };
+                return Ok(Some(Landing::NotLanded(failed)));
+            }
+            checks.push(shown);
         }
         if self.request.cancelled.is_cancelled() {
             return Err(LandingError::Stopped);
@@ -388,6 +420,7 @@ impl LandingRun<'_> {
         Ok(Some(Landing::Landed {
             commit,
             was_there: false,
+            checks,
         }))
     }
 
@@ -406,6 +439,7 @@ impl LandingRun<'_> {
                 return Ok(Rebased::Ended(Landing::Landed {
                     commit,
                     was_there: true,
+                    checks: Vec::new(),
                 }));
             }
             RebaseOutcome::Nothing => return Ok(Rebased::Ended(Landing::Nothing)),
@@ -534,18 +568,27 @@ impl LandingRun<'_> {
         .await?
     }
 
-    /// Runs the check in a fresh clone of the commit; why it did not pass.
-    async fn check(&self, commit: &ObjectId) -> Result<Option<String>, LandingError> {
-        let argv = self
-            .request
-            .check
-            .as_ref()
-            .unwrap_or(&self.pool.config.check);
-        if argv.is_empty() {
-            return Ok(None);
-        }
+    /// The checks that it must pass, each with whose it is.
+    fn checks(&self) -> impl Iterator<Item = (&'static str, &Vec<String>)> {
+        let of_pool = ("the pool's", &self.pool.config.check);
+        let of_task = |argv| ("the task's own", argv);
+        let (of_pool, of_task) = match &self.request.check {
+            OwnCheck::None => (Some(of_pool), None),
+            OwnCheck::Instead(argv) => (None, Some(of_task(argv))),
+            OwnCheck::Also(argv) => (Some(of_pool), Some(of_task(argv))),
+        };
+        let all = of_pool.into_iter().chain(of_task);
+        all.filter(|(_, argv)| !argv.is_empty())
+    }
+
+    /// Runs a check in a fresh clone of the commit; why it did not pass.
+    async fn check(
+        &self,
+        commit: &ObjectId,
+        argv: &[String],
+    ) -> Result<Option<String>, LandingError> {
         let clone = ProgramClone::new(self.shared);
-        let check = self.check_in_clone(commit, clone.session(), argv.clone());
+        let check = self.check_in_clone(commit, clone.session(), argv.to_vec());
         let checked = self.unless_cancelled(check).await;
         clone.discard().await?;
         match checked? {
