@@ -11,8 +11,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::disk_usage::{ExcessReceiver, MeasuredSession};
 use super::prepare::session_tree::{GitSandbox, git_plan};
 use super::prepare::{
     PrepareError, PrepareRequest, SessionDirs, WORKSPACE_INSIDE, blocking, owner, prepare,
@@ -611,7 +613,14 @@ impl LandingRun<'_> {
         );
         let prepared = prepare(self.shared, self.pool, order).await?;
         let check = work::check(Arc::clone(self.shared), self.pool, Some(&prepared), argv);
-        Ok(check.await)
+        let (to, mut excess) = mpsc::channel(1);
+        let measured = MeasuredSession::new(&prepared, self.pool, ExcessReceiver::Program(to));
+        let _measured = self.shared.disk_usage_monitor.add(measured);
+        tokio::select! {
+            biased;
+            Some(why) = excess.recv() => Ok(CheckResult::NotRun(format!("the check was stopped: {why}"))),
+            check = check => Ok(check),
+        }
     }
 
     async fn write_record(&self, commit: &ObjectId, has_landed: bool) -> Result<(), LandingError> {

@@ -346,7 +346,12 @@ impl LayerBuild<'_> {
         plan: LaunchPlan,
         dirs: &Arc<SessionDirs>,
     ) -> Result<ProgramOutput, PrepareError> {
-        let trees = [dirs.workspace().to_owned(), dirs.home().to_owned()];
+        // Also what it writes into the pool's caches.
+        let own = [dirs.workspace().to_owned(), dirs.home().to_owned()];
+        let trees: Vec<PathBuf> = own
+            .into_iter()
+            .chain(dirs.written.iter().cloned())
+            .collect();
         let timeout = self.setup.timeout;
         let of = trees.clone();
         let before = blocking(&self.shared.ambient, move || measure_all(&of)).await?;
@@ -378,7 +383,7 @@ impl LayerBuild<'_> {
     }
 
     /// Measures what the command writes beyond what was there before; returns when that is too much.
-    async fn watch_size(&self, trees: [PathBuf; 2], before: u64) -> PrepareError {
+    async fn watch_size(&self, trees: Vec<PathBuf>, before: u64) -> PrepareError {
         loop {
             let (of, began) = (trees.clone(), clock::now());
             match blocking(&self.shared.ambient, move || measure_all(&of)).await {
