@@ -150,11 +150,18 @@ git read-tree "$2"
 exec git ls-files -z --others --directory --no-empty-directory
 "#;
 
-/// Prints the objects that a commit of the source has at these paths.
+/// Prints the pool's base, or else the branch that the source has checked out, and whether that has the
+/// commit; then the objects that the commit has at these paths.
 const INPUTS: &str = r#"
 export GIT_DIR="$1" GIT_LITERAL_PATHSPECS=1
-commit=$2
-shift 2
+G=$2 commit=$3 name=$4
+shift 4
+if [ -z "$name" ]; then
+    name=$(GIT_COMMON_DIR="$GIT_DIR" git --git-dir="$G" symbolic-ref --quiet HEAD)
+    # The clone is older: another branch may have been checked out since.
+    if ! git merge-base --is-ancestor "$commit" "$name^{commit}" 2>/dev/null; then has=other; fi
+fi
+echo "${has:-base} $name"
 exec git ls-tree -z "$commit" -- "$@"
 "#;
 
@@ -284,13 +291,60 @@ pub fn untracked(base: &ObjectId) -> GitCommand {
     script(UNTRACKED, &words)
 }
 
-/// The command that names the objects of the source which a commit has at `paths`. Its output is the same
-/// for two commits if they have the same there.
+/// The command that names the objects of the source which a commit has at `paths`, for [`Inputs::parse`].
 #[must_use]
-pub fn inputs(commit: &ObjectId, paths: &[String]) -> GitCommand {
-    let words = [SOURCE_INSIDE, commit.as_str()].into_iter();
+pub fn inputs(
+    repository: &Repository,
+    commit: &ObjectId,
+    pool_base: Option<&str>,
+    paths: &[String],
+) -> GitCommand {
+    let git_dir = repository.git_dir_inside();
+    let words = [
+        SOURCE_INSIDE,
+        &git_dir,
+        commit.as_str(),
+        pool_base.unwrap_or_default(),
+    ];
+    let words = words.into_iter();
     let words: Vec<&str> = words.chain(paths.iter().map(String::as_str)).collect();
     script(INPUTS, &words)
+}
+
+/// What a commit has at the inputs of a setup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inputs {
+    /// The base that the configuration names, or else the branch that is checked out in the source; `None`
+    /// if none is.
+    pub pool_base: Option<String>,
+    /// Whether that base has the commit.
+    pub is_of_pool_base: bool,
+    /// The same text for two commits if they have the same there; empty if the commit has nothing there.
+    pub objects: String,
+}
+
+impl Inputs {
+    /// Parses the output of the command.
+    ///
+    /// # Errors
+    /// [`BranchError::UnreadableOutput`]
+    pub fn parse(output: &[u8]) -> Result<Self, BranchError> {
+        let bad = || BranchError::UnreadableOutput("no base of the inputs");
+        let end = output.iter().position(|byte| *byte == b'\n');
+        let (line, objects) = output.split_at(end.ok_or_else(bad)?);
+        let line = std::str::from_utf8(line).map_err(|_| bad())?;
+        let (word, name) = line.split_once(' ').ok_or_else(bad)?;
+        let is_of_pool_base = match word {
+            "base" => true,
+            "other" => false,
+            _ => return Err(bad()),
+        };
+        Ok(Self {
+            pool_base: (!name.is_empty()).then(|| name.to_owned()),
+            is_of_pool_base,
+            objects: String::from_utf8_lossy(&objects[1..]).into_owned(),
+        })
+    }
 }
 
 /// The outcome of creating a bundle.
