@@ -359,7 +359,7 @@ async fn run_client_command(cli: &Cli, client: &ClientContext, streams: &mut Str
         }
         Command::Diff(args) => {
             let wanted = (&args.session, &*args.paths);
-            if let Some(exit) = land::show_diff(state, wanted, streams).await {
+            if let Some(exit) = Box::pin(land::show_diff(client, wanted, streams)).await {
                 return exit;
             }
             let config = client.load_or_note(streams);

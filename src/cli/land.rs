@@ -8,20 +8,25 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::command::ClientContext;
+use super::config_file::LoadError;
+use super::events::{JournalError, open_journal};
 use super::exit::Exit;
 use super::outside;
-use super::streams::Streams;
+use super::policies::{self, PoolPolicyError};
+use super::streams::{Output, Streams};
 use super::trust::display_path;
 use super::uid_block;
 use marshal_config::{Config, DEFAULT, Origin, Sandbox as SandboxProfile};
 use marshal_launch::{self as launch, LaunchPlan, RunError, SandboxSpec, Spawner};
-use marshal_model::limits::{BUNDLE_BYTES, GIT_TREE_TIMEOUT};
+use marshal_model::limits::{BUNDLE_BYTES, GIT_LIST_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::{ExitStatus, SessionId, untrusted};
-use marshal_policy::guard;
-use marshal_policy::outside::{find_use, is_allowed};
+use marshal_policy::{Policy, guard};
 use marshal_sandbox::uids::{LockedBlock, UidError};
 use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
+use marshal_sandbox::workspace::branch::changes::{OutsideChange, Verdict, find_outside};
 use marshal_sandbox::workspace::branch::git::{self, UnpackOutcome};
 use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::{
@@ -98,6 +103,20 @@ enum LandBranchError {
         "nothing landed: {0} of its files would take effect outside of the sandbox; look at them (marshal diff), and add --allow PATH for each file or directory"
     )]
     Outside(usize),
+    /// It has files of secrets; they are listed.
+    #[error(
+        "nothing landed: {0} of its files are secrets, which no --allow takes; a branch without them in any of its commits can land"
+    )]
+    Secrets(usize),
+    /// The configuration cannot be used.
+    #[error("{0}")]
+    Config(#[from] LoadError),
+    /// The policy that decides what may leave the sandbox is not known.
+    #[error(transparent)]
+    Policy(#[from] PoolPolicyError),
+    /// The journal does not say which pool it was.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
     /// Git could not be run.
     #[error("git cannot be run in a sandbox: {0}")]
     Sandbox(#[from] RunError),
@@ -124,7 +143,10 @@ enum LandBranchError {
 impl LandBranchError {
     fn exit(&self) -> Exit {
         match self {
-            Self::NoClone { .. } | Self::NoBundle(_) => Exit::Usage,
+            Self::NoClone { .. } | Self::NoBundle(_) | Self::Config(_) | Self::Policy(_) => {
+                Exit::Usage
+            }
+            Self::Journal(error) => error.exit(),
             Self::Foreign(_) => Exit::NotPermitted,
             Self::Sandbox(_) | Self::Uids(_) | Self::Plan(_) | Self::Spawner(_) => {
                 Exit::CannotStart
@@ -145,6 +167,8 @@ struct LandedBranch {
 
 /// What to bring in.
 pub(super) struct BranchRequest<'a> {
+    /// The state directory that has the session.
+    pub(super) state: &'a Path,
     pub(super) session: &'a SessionId,
     /// Files and directories that may take effect outside of the sandbox.
     pub(super) allow: &'a [String],
@@ -154,12 +178,12 @@ pub(super) struct BranchRequest<'a> {
 
 /// Brings in the branch of a session.
 pub(super) async fn land_branch(
-    state: &Path,
+    client: &ClientContext,
     request: &BranchRequest<'_>,
     json: bool,
     streams: &mut Streams,
 ) -> Exit {
-    match land_bundle(state, request, streams).await {
+    match land_bundle(client, request, streams).await {
         Ok(landed) if json => {
             let object = serde_json::json!({
                 "session": request.session.as_str(),
@@ -197,31 +221,34 @@ pub(super) async fn land_branch(
 }
 
 async fn land_bundle(
-    state: &Path,
+    client: &ClientContext,
     request: &BranchRequest<'_>,
     streams: &mut Streams,
 ) -> Result<LandedBranch, LandBranchError> {
-    let bundle = StoredBundle::open(state, request.session)?;
+    let bundle = StoredBundle::open(request.state, request.session)?;
+    let policy = bundle.policy(&client.load()?.config, request.session)?;
     let sandbox = UnpackSandbox::create(&bundle)?;
-    unpack(&sandbox, request, streams).await
+    unpack(&sandbox, &policy, request, streams).await
 }
 
 /// Shows what the branch of a session changes; `None` if the session has no clone.
 pub(super) async fn show_diff(
-    state: &Path,
+    client: &ClientContext,
     (session, paths): (&SessionId, &[String]),
     streams: &mut Streams,
 ) -> Option<Exit> {
     let shown = async {
-        let bundle = StoredBundle::open(state, session)?;
+        let bundle = StoredBundle::open(&client.state, session)?;
+        let policy = bundle.policy(&client.load()?.config, session)?;
         let sandbox = UnpackSandbox::create(&bundle)?;
         let listed = sandbox.run(git::unpack(
             bundle.head.pack_offset,
             bundle.ends(),
             &bundle.record.branch_of(session),
         ));
-        if let UnpackOutcome::Checked { paths, .. } = UnpackOutcome::parse(&listed.await?)? {
-            outside::list(find_outside(&paths), &mut streams.out);
+        if let UnpackOutcome::Checked { changes, .. } = UnpackOutcome::parse(&listed.await?)? {
+            let found = find_outside(&changes, &[guard(), &policy], &[]);
+            list_outside(&found, &mut streams.out);
         }
         let sandbox = UnpackSandbox::create(&bundle)?;
         let text = sandbox
@@ -242,10 +269,8 @@ pub(super) async fn show_diff(
     }
 }
 
-/// The files that other programs run or obey.
-fn find_outside(paths: &[String]) -> impl Iterator<Item = (&str, &'static str)> {
-    let with_use = |path| Some((path, find_use(&[guard()], path, true)?));
-    paths.iter().map(String::as_str).filter_map(with_use)
+fn list_outside(found: &[OutsideChange<'_>], output: &mut Output) {
+    outside::list(found.iter().map(|file| (file.path, file.what)), output);
 }
 
 /// The bundle of a session, as the session left it.
@@ -274,6 +299,15 @@ impl StoredBundle {
         })
     }
 
+    /// The policy of the session's pool. The journal is beside the clones, where no agent writes.
+    fn policy(&self, config: &Config, session: &SessionId) -> Result<Arc<Policy>, LandBranchError> {
+        let copies = self.copies.path();
+        let journal = open_journal(copies.parent().unwrap_or(copies))?;
+        let row = journal.session(session).map_err(JournalError::from)?;
+        let row = row.ok_or_else(|| JournalError::NoSession(session.clone()))?;
+        Ok(policies::of_pool(config, &row.pool)?.1)
+    }
+
     /// The first commit that is not its own, and the last.
     const fn ends(&self) -> (&ObjectId, &ObjectId) {
         (&self.record.base, &self.head.tip)
@@ -282,6 +316,7 @@ impl StoredBundle {
 
 async fn unpack(
     sandbox: &UnpackSandbox<'_>,
+    policy: &Policy,
     request: &BranchRequest<'_>,
     streams: &mut Streams,
 ) -> Result<LandedBranch, LandBranchError> {
@@ -296,8 +331,8 @@ async fn unpack(
         source: record.source.clone(),
         was_there,
     };
-    let (pack, has, paths) = match UnpackOutcome::parse(&output)? {
-        UnpackOutcome::Checked { pack, has, paths } => (pack, has, paths),
+    let (pack, has, changes) = match UnpackOutcome::parse(&output)? {
+        UnpackOutcome::Checked { pack, has, changes } => (pack, has, changes),
         UnpackOutcome::Blocked { by } => {
             let by = by.escape_for_display(BRANCH);
             return Err(LandBranchError::Blocked { branch: name, by });
@@ -313,12 +348,13 @@ async fn unpack(
         Some(has) if has == head.tip => return Ok(landed(true)),
         Some(has) => return Err(LandBranchError::Exists { branch: name, has }),
     }
-    outside::list(find_outside(&paths), &mut streams.err);
-    let outside = find_outside(&paths);
-    let refused = outside.filter(|(path, _)| !is_allowed(request.allow, path));
-    match refused.count() {
-        0 => {}
-        count => return Err(LandBranchError::Outside(count)),
+    let found = find_outside(&changes, &[guard(), policy], request.allow);
+    list_outside(&found, &mut streams.err);
+    let count = |verdict| found.iter().filter(|file| file.verdict == verdict).count();
+    match (count(Verdict::Secret), count(Verdict::NeedsAllow)) {
+        (0, 0) => {}
+        (0, outside) => return Err(LandBranchError::Outside(outside)),
+        (secrets, _) => return Err(LandBranchError::Secrets(secrets)),
     }
     let git = Root::open_resolved(&sandbox.bundle.repository)?;
     let packs = sandbox.place.join(git::UNPACKED_PACK);
@@ -373,8 +409,7 @@ impl<'b> UnpackSandbox<'b> {
     /// Runs git to its end; returns its whole output.
     async fn run(&self, command: GitCommand) -> Result<Vec<u8>, LandBranchError> {
         let plan = self.plan(command)?;
-        let run =
-            launch::run_to_end(&self.spawner, plan, GIT_TREE_TIMEOUT, git::DIFF_BYTES).await?;
+        let run = launch::run_to_end(&self.spawner, plan, GIT_TREE_TIMEOUT, GIT_LIST_BYTES).await?;
         if run.status != ExitStatus::Code(0) {
             let message = String::from_utf8_lossy(&run.stderr).into_owned();
             let message = untrusted::escape_for_display(message.trim(), 400);

@@ -20,7 +20,7 @@ use super::signals::Signals;
 use super::start::RunningFleet;
 use super::streams::Streams;
 use marshal_engine::api::SupervisorKind;
-use marshal_fleet::{FleetHandle, LandRequest, Landing, LandingError, ResumeScope, Stop};
+use marshal_fleet::{FleetHandle, LandRequest, Landing, LandingError, OwnCheck, ResumeScope, Stop};
 use marshal_journal::codec::{LinesReport, Report, read_report, read_spec};
 use marshal_journal::{CONVERSATION_COMMAND, IdKind, StoredTask};
 use marshal_model::untrusted::escape_for_display;
@@ -87,7 +87,7 @@ pub(super) struct Candidate {
     pub(super) session: SessionId,
     pub(super) pool: PoolName,
     /// The task's own check.
-    check: Option<Vec<String>>,
+    check: OwnCheck,
     /// The state directory that has it.
     pub(super) state: PathBuf,
     /// What came of it, for people elsewhere.
@@ -142,11 +142,12 @@ pub(super) async fn run(
         return match one_session(client, args) {
             Ok((session, state)) => {
                 let request = BranchRequest {
+                    state: &state,
                     session: &session,
                     allow: &args.allow,
                     into: args.into.as_deref(),
                 };
-                land::land_branch(&state, &request, json, streams).await
+                land::land_branch(client, &request, json, streams).await
             }
             Err(error) => refused(&error, streams),
         };
@@ -214,6 +215,10 @@ fn show(
     json: bool,
     streams: &mut Streams,
 ) {
+    let checks = match outcome {
+        Ok(Landing::Landed { checks, .. }) => &**checks,
+        _ => &[],
+    };
     let (word, commit, why) = match outcome {
         Ok(Landing::Landed {
             commit, was_there, ..
@@ -232,16 +237,22 @@ fn show(
     if json {
         let object = json!({
             "task": candidate.name, "session": candidate.session.as_str(), "onto": onto,
-            "result": word.replace(' ', "_"), "commit": commit, "detail": why,
+            "result": word.replace(' ', "_"), "commit": commit, "checks": checks, "detail": why,
         });
         streams.out.json(&object.to_string());
         return;
     }
     let name = escape_for_display(&candidate.name, ID);
     match (commit, why) {
-        (Some(commit), _) => streams
-            .out
-            .prose(&format!("{name}: {word} on {onto} as {commit}")),
+        (Some(commit), _) => {
+            let passed = if checks.is_empty() {
+                String::new()
+            } else {
+                format!("; it passed {}", checks.join(" and "))
+            };
+            let text = format!("{name}: {word} on {onto} as {commit}{passed}");
+            streams.out.prose(&text);
+        }
         (None, Some(why)) => streams.out.prose(&format!("{name}: {word}: {why}")),
         (None, None) => streams
             .out
@@ -359,11 +370,11 @@ fn summarize(run: &RunId, report: &Report<'_>) -> String {
     text
 }
 
-/// The check that the task names instead of its pool's.
-fn own_check(task: &StoredTask) -> Result<Option<Vec<String>>, SelectionError> {
+/// The task's own check.
+fn own_check(task: &StoredTask) -> Result<OwnCheck, SelectionError> {
     let spec = read_spec(&task.id, &task.prompt, &task.spec);
-    let damaged = |_| SelectionError::Damaged(task.id.clone());
-    Ok(spec.map_err(damaged)?.check)
+    let spec = spec.map_err(|_| SelectionError::Damaged(task.id.clone()))?;
+    Ok(OwnCheck::of_task(spec.check, spec.land.as_deref()))
 }
 
 fn of_session(name: &str, state: PathBuf, id: &str) -> Result<Candidate, SelectionError> {
@@ -392,7 +403,7 @@ fn of_session(name: &str, state: PathBuf, id: &str) -> Result<Candidate, Selecti
     };
     Ok(Candidate {
         summary,
-        check: task.as_ref().map(own_check).transpose()?.flatten(),
+        check: task.as_ref().map_or(Ok(OwnCheck::None), own_check)?,
         name: row.task.unwrap_or_else(|| short(id).to_owned()),
         pool: PoolName::new(&row.pool).map_err(|_| damaged(&row.pool))?,
         session,

@@ -87,7 +87,7 @@ pub use handle::views::PoolView;
 pub use path_lookup::path_enters_directory;
 pub use report::ReportError;
 pub use session::{
-    LandRequest, Landing, LandingError, NotLanded, PROMPT_NOT_WRITTEN, PullRequestError,
+    LandRequest, Landing, LandingError, NotLanded, OwnCheck, PROMPT_NOT_WRITTEN, PullRequestError,
     PullRequestOrder, PushedBranch, STOPPED_BY_PERSON,
 };
 pub use setting_reply::SettingResult;

@@ -21,7 +21,7 @@ use crate::fleet_event::{FleetEvent, TaskReport};
 use crate::messages::PoolMsg;
 use crate::pool::{ActiveTask, OpenTasks, PriorAttempts, RunSummary, may_be_sent_again};
 use crate::run_history::{AttemptRecord, ENDED, RUNNING, RunHistory};
-use crate::session::{CheckResult, LandRequest, LandingResult, Tally, outcome};
+use crate::session::{CheckResult, LandRequest, LandingResult, OwnCheck, Tally, outcome};
 use crate::{FleetHandle, PoolEntry, SubmitError, clock, run_history, session};
 use marshal_config::{OnCrash, Pool, SessionScope, WorkspaceMode};
 use marshal_journal::{StoredTask, TaskChange, Write, codec};
@@ -246,7 +246,7 @@ impl FleetHandle {
                 clones: shared.state.copies().path().to_owned(),
                 onto,
                 allow: Vec::new(),
-                check: spec.check,
+                check: OwnCheck::of_task(spec.check, spec.land.as_deref()),
                 cancelled: CancellationToken::new(),
             };
             let landed = session::land_bundle(shared, &entry.shared, slot, request).await;

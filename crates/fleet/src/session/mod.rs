@@ -36,7 +36,7 @@ pub(crate) use workspace::attachments::PromptFiles;
 pub(crate) use workspace::branch_push::open_pull_request;
 pub use workspace::branch_push::{PullRequestError, PullRequestOrder, PushedBranch};
 pub(crate) use workspace::disk_usage_monitor::DiskUsageMonitor;
-pub use workspace::landing::{LandRequest, Landing, LandingError, NotLanded};
+pub use workspace::landing::{LandRequest, Landing, LandingError, NotLanded, OwnCheck};
 pub(crate) use workspace::landing::{Landings, land_bundle};
 pub(crate) use workspace::prepare::branch::{ReturnedBranch, recover_branch};
 pub(crate) use workspace::prepare::clone_setup::CloneSetups;

@@ -8,6 +8,7 @@
 //! source. Must not know sessions' states.
 
 pub mod bundle_header;
+pub mod changes;
 pub mod clone;
 pub mod git;
 pub mod land;
@@ -17,6 +18,7 @@ mod repository;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use rustix::fs::{Gid, Mode, OFlags, RenameFlags, Uid};
@@ -442,7 +444,7 @@ fn read_header(
 ///
 /// # Errors
 /// [`TreeError`]
-pub fn open_regular(dir: &Root, name: &str) -> Result<File, TreeError> {
+pub fn open_regular(dir: &impl AsFd, name: &str) -> Result<File, TreeError> {
     let failed = |errno: Errno| TreeError::at("open", name.as_bytes(), errno);
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, name, flags, Mode::empty()).map_err(failed)?;

@@ -112,7 +112,8 @@ impl SessionState {
                 return self.survey();
             }
         };
-        let measured = disk_usage::MeasuredSession::new(prepared, &self.pool, self.myself.clone());
+        let to = disk_usage::ExcessReceiver::Session(self.myself.clone());
+        let measured = disk_usage::MeasuredSession::new(prepared, &self.pool, to);
         self.agent.measured = Some(self.shared.disk_usage_monitor.add(measured));
         self.phase = Phase::Opening;
         self.agent.resumption.loading = opening.resume.is_some();

@@ -15,7 +15,7 @@ use crate::session::state::{Phase, SessionState};
 use crate::session::turn::task_run::{Halt, TaskRun, TurnEnd};
 use crate::session::workspace::protection::QuarantinedPath;
 use crate::session::{
-    Attempt, CheckResult, LandRequest, PreparedSession, StoredSession, Tally, land_bundle,
+    Attempt, CheckResult, LandRequest, OwnCheck, PreparedSession, StoredSession, Tally, land_bundle,
 };
 use marshal_config::SessionScope;
 use marshal_dialect::Command;
@@ -361,7 +361,7 @@ impl SessionState {
             clones: self.shared.state.copies().path().to_owned(),
             onto,
             allow: Vec::new(),
-            check: self.work.check.clone(),
+            check: OwnCheck::of_task(self.work.check.clone(), self.work.land.as_deref()),
             cancelled: cancel.clone(),
         };
         let (shared, pool) = (Arc::clone(&self.shared), Arc::clone(&self.pool));

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::bundle_git::{BundleGit, Scratch, find_outside};
+use super::bundle_git::{BundleGit, Refused, Scratch, find_refused};
 use super::landing::{LandingError, list_files};
 use super::prepare::blocking;
 use crate::setup::{PoolShared, Shared};
@@ -33,6 +33,9 @@ pub(crate) enum ImportError {
         /// The command.
         command: String,
     },
+    /// Files of secrets.
+    #[error("its commits have files of secrets, which no --allow takes: {0}")]
+    Secrets(String),
     /// The repository has another branch of that name.
     #[error(
         "the repository has that branch already, at {0}; bring it in under another name (marshal land --into NAME)"
@@ -92,8 +95,8 @@ async fn finish(
     (output, tip): (&[u8], &branch::bundle_header::ObjectId),
 ) -> Result<(), ImportError> {
     let outcome = UnpackOutcome::parse(output).map_err(LandingError::from)?;
-    let (pack, has, paths) = match outcome {
-        UnpackOutcome::Checked { pack, has, paths } => (pack, has, paths),
+    let (pack, has, changes) = match outcome {
+        UnpackOutcome::Checked { pack, has, changes } => (pack, has, changes),
         UnpackOutcome::Blocked { by } => {
             return Err(ImportError::Blocked(by.escape_for_display(BRANCH)));
         }
@@ -104,12 +107,18 @@ async fn finish(
         Some(has) => return Err(ImportError::Exists(has.to_string())),
         None => {}
     }
-    let outside = find_outside(&paths, &[]);
-    if !outside.is_empty() {
-        let files = outside.iter().map(|(path, _)| path.as_str());
-        let command = land_command(name, files.clone());
-        let files = list_files(files);
-        return Err(ImportError::Outside { files, command });
+    match find_refused(git.pool, &changes, &[]) {
+        None => {}
+        Some(Refused::Secrets(files)) => {
+            let files = list_files(files.iter().map(String::as_str));
+            return Err(ImportError::Secrets(files));
+        }
+        Some(Refused::Outside(files)) => {
+            let files = files.iter().map(|(path, _)| path.as_str());
+            let command = land_command(name, files.clone());
+            let files = list_files(files);
+            return Err(ImportError::Outside { files, command });
+        }
     }
     git.add_pack(scratch.path.join(git::UNPACKED_PACK), pack)
         .await?;

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::bundle_git::{BundleGit, Scratch, find_outside};
+use super::bundle_git::{BundleGit, Refused, Scratch, find_refused};
 use super::landing::{LandingError, list_files};
 use super::prepare::blocking;
 use super::prepare::push::PackInspector;
@@ -89,6 +89,9 @@ pub enum PullRequestError {
         "it changes what takes effect outside of the sandbox: {0}; look at it (marshal diff), and add --allow PATH for each file or directory"
     )]
     Outside(String),
+    /// Files of secrets.
+    #[error("its commits have files of secrets, which no --allow takes: {0}")]
+    Secrets(String),
     /// The server or the route did not take the branch.
     #[error("the branch was not pushed: {0}")]
     Push(#[from] OwnPushError),
@@ -301,11 +304,17 @@ impl PushStep<'_> {
             .map_err(LandingError::from)?;
         let command = git::push_pack(self.head, &self.record.base);
         let output = self.git.run(self.scratch, command).await?;
-        let PushPack { subject, paths } = PushPack::parse(&output).map_err(LandingError::from)?;
-        let outside = find_outside(&paths, self.allow);
-        if !outside.is_empty() {
-            let files = outside.iter().map(|(path, _)| path.as_str());
-            return Err(PullRequestError::Outside(list_files(files)));
+        let PushPack { subject, changes } = PushPack::parse(&output).map_err(LandingError::from)?;
+        match find_refused(self.git.pool, &changes, self.allow) {
+            None => {}
+            Some(Refused::Secrets(files)) => {
+                let files = list_files(files.iter().map(String::as_str));
+                return Err(PullRequestError::Secrets(files));
+            }
+            Some(Refused::Outside(files)) => {
+                let files = files.iter().map(|(path, _)| path.as_str());
+                return Err(PullRequestError::Outside(list_files(files)));
+            }
         }
         if refs.wanted.as_deref() == Some(tip) {
             return Ok(subject);

@@ -15,9 +15,10 @@ use marshal_launch::RunError;
 use marshal_model::limits::{BUNDLE_BYTES, GIT_LIST_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{ExitStatus, SessionId, SlotId};
-use marshal_policy::{guard, outside};
+use marshal_policy::guard;
 use marshal_sandbox::ExtraMounts;
 use marshal_sandbox::workspace::Root;
+use marshal_sandbox::workspace::branch::changes::{Change, Verdict, find_outside};
 use marshal_sandbox::workspace::branch::{
     self, BUNDLE_INSIDE, Repository, SOURCE_INSIDE, bundle_path_in, land,
 };
@@ -126,12 +127,29 @@ impl BundleGit<'_> {
     }
 }
 
-/// The changed files that other programs run or obey, and that nobody allowed, with what each is.
-pub(super) fn find_outside(paths: &[String], allow: &[String]) -> Vec<(String, &'static str)> {
-    let policies = [guard()];
-    let of_path = |path: &String| {
-        let what = outside::find_use(&policies, path, true)?;
-        (!outside::is_allowed(allow, path)).then(|| (path.clone(), what))
-    };
-    paths.iter().filter_map(of_path).collect()
+/// Why files of a bundle do not leave the sandbox.
+pub(super) enum Refused {
+    /// Secrets, which nobody can allow.
+    Secrets(Vec<String>),
+    /// Files that other programs run or obey and that nobody allowed, with what each is.
+    Outside(Vec<(String, &'static str)>),
+}
+
+/// The changed files that do not leave the sandbox, by the guard and the pool's policy.
+pub(super) fn find_refused(
+    pool: &PoolShared,
+    changes: &[Change],
+    allow: &[String],
+) -> Option<Refused> {
+    let of_pool = pool.policy.current();
+    let policies = [guard(), &of_pool.base.policy];
+    let mut found = find_outside(changes, &policies, allow);
+    found.retain(|file| file.verdict != Verdict::Allowed);
+    let secrets = found.iter().filter(|file| file.verdict == Verdict::Secret);
+    let secrets: Vec<String> = secrets.map(|file| file.path.to_owned()).collect();
+    if !secrets.is_empty() {
+        return Some(Refused::Secrets(secrets));
+    }
+    let files = found.iter().map(|file| (file.path.to_owned(), file.what));
+    (!found.is_empty()).then(|| Refused::Outside(files.collect()))
 }

@@ -11,9 +11,11 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::bundle_git::{BundleGit, Scratch, find_outside};
+use super::bundle_git::{BundleGit, Refused, Scratch, find_refused};
+use super::disk_usage::{ExcessReceiver, MeasuredSession};
 use super::prepare::{PrepareError, PrepareRequest, blocking, prepare};
 use super::program_clone::{KeyedLocks, ProgramClone};
 use crate::session::lifecycle::work::{self, CheckResult};
@@ -22,6 +24,7 @@ use marshal_model::limits::LANDING_ATTEMPTS;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, SessionId, SlotId};
 use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
+use marshal_sandbox::workspace::branch::changes::Change;
 use marshal_sandbox::workspace::branch::git::LineCounts;
 use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::rebase::{self, REBASED_PACK, RebaseOutcome};
@@ -46,10 +49,33 @@ pub struct LandRequest {
     pub onto: String,
     /// Files and directories that may take effect outside of the sandbox.
     pub allow: Vec<String>,
-    /// The check, instead of the pool's.
-    pub check: Option<Vec<String>>,
+    /// The task's own check.
+    pub check: OwnCheck,
     /// Ends it before the branch is moved.
     pub cancelled: CancellationToken,
+}
+
+/// The check of a task, and what it is to the pool's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OwnCheck {
+    /// The task has none.
+    None,
+    /// It runs instead of the pool's: who submitted the task may land it without any.
+    Instead(Vec<String>),
+    /// It runs after the pool's: it says nothing about who submitted the task.
+    Also(Vec<String>),
+}
+
+impl OwnCheck {
+    /// The check of a task that lands on a branch or not. Only the supervisor's own user can submit one that does.
+    #[must_use]
+    pub fn of_task(check: Option<Vec<String>>, land: Option<&str>) -> Self {
+        match (check, land) {
+            (None, _) => Self::None,
+            (Some(argv), Some(_)) => Self::Instead(argv),
+            (Some(argv), None) => Self::Also(argv),
+        }
+    }
 }
 
 /// What came of it.
@@ -63,6 +89,8 @@ pub enum Landing {
         lines: Option<LineCounts>,
         /// Whether an earlier attempt had landed it.
         was_there: bool,
+        /// The checks that it passed, as they are shown.
+        checks: Vec<String>,
     },
     /// The branch has all of its changes already.
     Nothing,
@@ -92,6 +120,11 @@ pub enum NotLanded {
         /// The files, with what each is.
         files: Vec<(String, &'static str)>,
     },
+    /// Files of secrets, which nobody can allow.
+    Secrets {
+        /// The files.
+        files: Vec<String>,
+    },
 }
 
 impl NotLanded {
@@ -111,7 +144,7 @@ impl NotLanded {
                  Commit what you have, run `git rebase {target}` in this repository to get the other \
                  work, repair what does not work together, and commit that.",
             )),
-            Self::Outside { .. } => None,
+            Self::Outside { .. } | Self::Secrets { .. } => None,
         }
     }
 }
@@ -130,6 +163,14 @@ impl fmt::Display for NotLanded {
                     f,
                     "it changes what takes effect outside of the sandbox: {files}; look at it \
                      (marshal diff), and allow each file or directory with --allow PATH"
+                )
+            }
+            Self::Secrets { files } => {
+                let files = list_files(files.iter().map(String::as_str));
+                write!(
+                    f,
+                    "its commits have files of secrets, which no --allow takes: {files}; a branch \
+                     without these files in any of its commits can land"
                 )
             }
         }
@@ -262,8 +303,6 @@ struct Bundle {
     base: ObjectId,
     head: branch::bundle_header::BundleHeader,
     before: Option<ObjectId>,
-    /// The working trees that have the branch already, as a bare repository's HEAD.
-    users: BTreeSet<String>,
 }
 
 impl Bundle {
@@ -278,9 +317,7 @@ impl Bundle {
         let landed = branch::read_landing(&clones, &request.session)?;
         let same = |before: &LandingRecord| before.onto == request.onto && before.tip == head.tip;
         let repository = Repository::find(&record.source)?;
-        let git_dir = Root::open_resolved(&repository.common)?;
         Ok(Self {
-            users: land::find_users(&git_dir, &request.onto),
             repository,
             before: landed.filter(same).map(|landed| landed.commit),
             source: record.source,
@@ -336,6 +373,7 @@ impl LandingRun<'_> {
     }
 
     async fn land_from(&self, scratch: &Scratch) -> Result<Option<Landing>, LandingError> {
+        let users = self.find_users().await?;
         let rebased = self.unless_cancelled(self.rebase_into_source(scratch));
         let (target, commit, lines, pack) = match rebased.await? {
             Rebased::Ready {
@@ -346,9 +384,19 @@ impl LandingRun<'_> {
             } => (target, commit, lines, pack),
             Rebased::Ended(landing) => return Ok(Some(landing)),
         };
-        if let Some(why) = self.check(&commit).await? {
-            let failed = NotLanded::CheckFailed { target, why };
-            return Ok(Some(Landing::NotLanded(failed)));
+        // Git refused every user but a bare repository's HEAD. One that came since, or went and came
+        // again, is not among these.
+        let users = &users & &self.find_users().await?;
+        let mut checks = Vec::new();
+        for (of, argv) in self.checks() {
+            let shown = escape_for_display(&argv.join(" "), FILE);
+            let shown = format!("`{shown}` ({of})");
+            if let Some(why) = self.check(&commit, argv).await? {
+                let why = format!("{why} ({shown})");
+                let failed = NotLanded::CheckFailed { target, why };
+                return Ok(Some(Landing::NotLanded(failed)));
+            }
+            checks.push(shown);
         }
         if self.request.cancelled.is_cancelled() {
             return Err(LandingError::Stopped);
@@ -358,7 +406,7 @@ impl LandingRun<'_> {
         self.git()
             .add_pack(scratch.path.join(REBASED_PACK), pack)
             .await?;
-        match self.move_branch(target, commit.clone()).await? {
+        match self.move_branch((target, commit.clone()), users).await? {
             Ok(()) => {}
             Err(LandError::Moved(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -368,26 +416,28 @@ impl LandingRun<'_> {
             commit,
             lines,
             was_there: false,
+            checks,
         }))
     }
 
     /// Puts the commits onto the branch, and their objects into the source. No branch has them yet.
     async fn rebase_into_source(&self, scratch: &Scratch) -> Result<Rebased, LandingError> {
         let onto = || self.request.onto.clone();
-        let (target, commit, lines, pack, paths) = match self.rebase(scratch).await? {
+        let (target, commit, lines, pack, changes) = match self.rebase(scratch).await? {
             RebaseOutcome::Ready {
                 target,
                 commit,
                 lines,
                 pack,
-                paths,
-            } => (target, commit, lines, pack, paths),
+                changes,
+            } => (target, commit, lines, pack, changes),
             RebaseOutcome::Landed { commit } => {
                 self.record_landed(&commit).await;
                 return Ok(Rebased::Ended(Landing::Landed {
                     commit,
                     lines: None,
                     was_there: true,
+                    checks: Vec::new(),
                 }));
             }
             RebaseOutcome::Nothing => return Ok(Rebased::Ended(Landing::Nothing)),
@@ -401,10 +451,8 @@ impl LandingRun<'_> {
             RebaseOutcome::CheckedOut => return Err(LandingError::CheckedOut(onto())),
             RebaseOutcome::Reftable => return Err(LandingError::Reftable),
         };
-        let files = find_outside(&paths, &self.request.allow);
-        if !files.is_empty() {
-            let outside = NotLanded::Outside { files };
-            return Ok(Rebased::Ended(Landing::NotLanded(outside)));
+        if let Some(refusal) = self.find_refusal(&changes) {
+            return Ok(Rebased::Ended(Landing::NotLanded(refusal)));
         }
         self.git()
             .add_pack(scratch.path.join(REBASED_PACK), pack.clone())
@@ -440,18 +488,37 @@ impl LandingRun<'_> {
         Ok(RebaseOutcome::parse(&output)?)
     }
 
-    /// Runs the check in a fresh clone of the commit; why it did not pass.
-    async fn check(&self, commit: &ObjectId) -> Result<Option<String>, LandingError> {
-        let argv = self
-            .request
-            .check
-            .as_ref()
-            .unwrap_or(&self.pool.config.check);
-        if argv.is_empty() {
-            return Ok(None);
-        }
+    /// The changed files that hold secrets, or else those that other programs run or obey and that nobody
+    /// allowed.
+    fn find_refusal(&self, changes: &[Change]) -> Option<NotLanded> {
+        let refused = find_refused(self.pool, changes, &self.request.allow)?;
+        Some(match refused {
+            Refused::Secrets(files) => NotLanded::Secrets { files },
+            Refused::Outside(files) => NotLanded::Outside { files },
+        })
+    }
+
+    /// The checks that it must pass, each with whose it is.
+    fn checks(&self) -> impl Iterator<Item = (&'static str, &Vec<String>)> {
+        let of_pool = ("the pool's", &self.pool.config.check);
+        let of_task = |argv| ("the task's own", argv);
+        let (of_pool, of_task) = match &self.request.check {
+            OwnCheck::None => (Some(of_pool), None),
+            OwnCheck::Instead(argv) => (None, Some(of_task(argv))),
+            OwnCheck::Also(argv) => (Some(of_pool), Some(of_task(argv))),
+        };
+        let all = of_pool.into_iter().chain(of_task);
+        all.filter(|(_, argv)| !argv.is_empty())
+    }
+
+    /// Runs a check in a fresh clone of the commit; why it did not pass.
+    async fn check(
+        &self,
+        commit: &ObjectId,
+        argv: &[String],
+    ) -> Result<Option<String>, LandingError> {
         let clone = ProgramClone::new(self.shared);
-        let check = self.check_in_clone(commit, clone.session(), argv.clone());
+        let check = self.check_in_clone(commit, clone.session(), argv.to_vec());
         let checked = self.unless_cancelled(check).await;
         clone.discard().await?;
         match checked? {
@@ -474,7 +541,14 @@ impl LandingRun<'_> {
         );
         let prepared = prepare(self.shared, self.pool, order).await?;
         let check = work::check(Arc::clone(self.shared), self.pool, Some(&prepared), argv);
-        Ok(check.await)
+        let (to, mut excess) = mpsc::channel(1);
+        let measured = MeasuredSession::new(&prepared, self.pool, ExcessReceiver::Program(to));
+        let _measured = self.shared.disk_usage_monitor.add(measured);
+        tokio::select! {
+            biased;
+            Some(why) = excess.recv() => Ok(CheckResult::NotRun(format!("the check was stopped: {why}"))),
+            check = check => Ok(check),
+        }
     }
 
     async fn write_record(&self, commit: &ObjectId, has_landed: bool) -> Result<(), LandingError> {
@@ -500,13 +574,26 @@ impl LandingRun<'_> {
         }
     }
 
+    /// What has the branch at this moment.
+    async fn find_users(&self) -> Result<BTreeSet<String>, LandingError> {
+        let (common, onto) = (
+            self.bundle.repository.common.clone(),
+            self.request.onto.clone(),
+        );
+        blocking(&self.shared.ambient, move || {
+            let git_dir = Root::open_resolved(&common)?;
+            Ok(land::find_users(&git_dir, &onto)?)
+        })
+        .await?
+    }
+
     async fn move_branch(
         &self,
-        target: ObjectId,
-        commit: ObjectId,
+        (target, commit): (ObjectId, ObjectId),
+        users: BTreeSet<String>,
     ) -> Result<Result<(), LandError>, LandingError> {
         let common = self.bundle.repository.common.clone();
-        let (onto, users) = (self.request.onto.clone(), self.bundle.users.clone());
+        let onto = self.request.onto.clone();
         blocking(&self.shared.ambient, move || {
             let git_dir = Root::open_resolved(&common)?;
             Ok(land::move_branch(

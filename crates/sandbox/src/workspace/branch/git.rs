@@ -7,6 +7,7 @@
 //! agent. Must not run anything.
 
 use super::bundle_header::{BundleHeader, ObjectId};
+use super::changes::{self, Change, LIST_CHANGES};
 use super::{BUNDLE_INSIDE, BranchError, OBJECTS_INSIDE, Repository, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
 use marshal_model::{UntrustedText, limits};
@@ -116,7 +117,7 @@ echo "$tip $work $(count "$base" "$tip")"
 "#;
 
 /// Unpacks and checks a bundle beside the source's objects; prints the pack's name and the branch's
-/// current commit, and on further lines, separated by NUL, every path that a commit of it changes.
+/// current commit, and then what its commits change.
 const UNPACK: &str = r#"
 set -e
 cd "$HOME"
@@ -138,9 +139,7 @@ git cat-file -e "$4^{commit}"
 git rev-list --objects --quiet "$4" --not --all
 read -r word pack < "$HOME/said"
 echo "$word $pack $has"
-git diff-tree -r -z --name-only --no-renames --ignore-submodules=none "$7" "$4"
-git rev-list "$4" --not "$7" > "$HOME/commits"
-git diff-tree -c -r -z --name-only --no-renames --ignore-submodules=none --no-commit-id --root --stdin < "$HOME/commits"
+list_changes "$7" "$4" "$HOME"
 "#;
 
 /// The directory of the pack that [`unpack`] leaves, below its home.
@@ -175,7 +174,7 @@ exec git cat-file --batch-all-objects --buffer --batch
 "#;
 
 /// Makes the pack of what a server lacks of a bundle, for a push; prints the first line of the last
-/// commit's message and every path that a commit changes, each with a NUL at its end.
+/// commit's message with a NUL at its end, and what its commits change.
 ///
 /// A pack of a push has no bases outside of it: it is searched by itself.
 const MAKE_PUSH_PACK: &str = r#"
@@ -195,9 +194,7 @@ git rev-list --objects --quiet "$tip" --not "$base"
 } > wanted
 git pack-objects --quiet --revs --stdout < wanted > "$9"
 printf '%s\0' "$(git log -1 --format=%s "$tip")"
-git diff-tree -r -z --name-only --no-renames --ignore-submodules=none "$base" "$tip"
-git rev-list "$tip" --not "$base" > commits
-git diff-tree -c -r -z --name-only --no-renames --ignore-submodules=none --no-commit-id --root --stdin < commits
+list_changes "$base" "$tip" "$HOME"
 "#;
 
 /// The file with the ids of a server's objects, below the home of [`push_pack`].
@@ -224,11 +221,18 @@ git read-tree "$2"
 exec git ls-files -z --others --directory --no-empty-directory
 "#;
 
-/// Prints the objects that a commit of the source has at these paths.
+/// Prints the pool's base, or else the branch that the source has checked out, and whether that has the
+/// commit; then the objects that the commit has at these paths.
 const INPUTS: &str = r#"
 export GIT_DIR="$1" GIT_LITERAL_PATHSPECS=1
-commit=$2
-shift 2
+G=$2 commit=$3 name=$4
+shift 4
+if [ -z "$name" ]; then
+    name=$(GIT_COMMON_DIR="$GIT_DIR" git --git-dir="$G" symbolic-ref --quiet HEAD)
+    # The clone is older: another branch may have been checked out since.
+    if ! git merge-base --is-ancestor "$commit" "$name^{commit}" 2>/dev/null; then has=other; fi
+fi
+echo "${has:-base} $name"
 exec git ls-tree -z "$commit" -- "$@"
 "#;
 
@@ -412,11 +416,22 @@ pub fn untracked(base: &ObjectId) -> GitCommand {
     script(UNTRACKED, &words)
 }
 
-/// The command that names the objects of the source which a commit has at `paths`. Its output is the same
-/// for two commits if they have the same there.
+/// The command that names the objects of the source which a commit has at `paths`, for [`Inputs::parse`].
 #[must_use]
-pub fn inputs(commit: &ObjectId, paths: &[String]) -> GitCommand {
-    let words = [SOURCE_INSIDE, commit.as_str()].into_iter();
+pub fn inputs(
+    repository: &Repository,
+    commit: &ObjectId,
+    pool_base: Option<&str>,
+    paths: &[String],
+) -> GitCommand {
+    let git_dir = repository.git_dir_inside();
+    let words = [
+        SOURCE_INSIDE,
+        &git_dir,
+        commit.as_str(),
+        pool_base.unwrap_or_default(),
+    ];
+    let words = words.into_iter();
     let words: Vec<&str> = words.chain(paths.iter().map(String::as_str)).collect();
     script(INPUTS, &words)
 }
@@ -429,6 +444,42 @@ pub enum LeftOut {
     /// All of it, in the middle of a rebase or with conflicts: its files may have the marks of both
     /// sides.
     Unfinished,
+}
+
+/// What a commit has at the inputs of a setup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inputs {
+    /// The base that the configuration names, or else the branch that is checked out in the source; `None`
+    /// if none is.
+    pub pool_base: Option<String>,
+    /// Whether that base has the commit.
+    pub is_of_pool_base: bool,
+    /// The same text for two commits if they have the same there; empty if the commit has nothing there.
+    pub objects: String,
+}
+
+impl Inputs {
+    /// Parses the output of the command.
+    ///
+    /// # Errors
+    /// [`BranchError::UnreadableOutput`]
+    pub fn parse(output: &[u8]) -> Result<Self, BranchError> {
+        let bad = || BranchError::UnreadableOutput("no base of the inputs");
+        let end = output.iter().position(|byte| *byte == b'\n');
+        let (line, objects) = output.split_at(end.ok_or_else(bad)?);
+        let line = std::str::from_utf8(line).map_err(|_| bad())?;
+        let (word, name) = line.split_once(' ').ok_or_else(bad)?;
+        let is_of_pool_base = match word {
+            "base" => true,
+            "other" => false,
+            _ => return Err(bad()),
+        };
+        Ok(Self {
+            pool_base: (!name.is_empty()).then(|| name.to_owned()),
+            is_of_pool_base,
+            objects: String::from_utf8_lossy(&objects[1..]).into_owned(),
+        })
+    }
 }
 
 /// The outcome of creating a bundle.
@@ -493,7 +544,7 @@ pub fn unpack(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), branch: &str) -
         &most,
         base.as_str(),
     ];
-    script(UNPACK, &words)
+    script(&format!("{LIST_CHANGES}{UNPACK}"), &words)
 }
 
 /// The command that shows what the bundle changes, of `paths` only if there are any.
@@ -527,7 +578,7 @@ pub fn push_pack(head: &BundleHeader, base: &ObjectId) -> GitCommand {
         SERVER_HAS,
         PUSH_PACK,
     ];
-    script(MAKE_PUSH_PACK, &words)
+    script(&format!("{LIST_CHANGES}{MAKE_PUSH_PACK}"), &words)
 }
 
 /// What [`push_pack`] printed.
@@ -535,8 +586,8 @@ pub fn push_pack(head: &BundleHeader, base: &ObjectId) -> GitCommand {
 pub struct PushPack {
     /// The first line of the last commit's message; bytes that are not UTF-8 are replaced.
     pub subject: String,
-    /// The paths that the commits change, sorted.
-    pub paths: Vec<String>,
+    /// What the commits change, sorted by path.
+    pub changes: Vec<Change>,
 }
 
 impl PushPack {
@@ -547,24 +598,12 @@ impl PushPack {
     pub fn parse(output: &[u8]) -> Result<Self, BranchError> {
         let bad = || BranchError::UnreadableOutput("no message of the last commit");
         let end = output.iter().position(|byte| *byte == 0).ok_or_else(bad)?;
-        let (subject, paths) = output.split_at(end);
+        let (subject, changes) = output.split_at(end);
         Ok(Self {
             subject: String::from_utf8_lossy(subject).into_owned(),
-            paths: parse_paths(paths),
+            changes: changes::parse(&changes[1..])?,
         })
     }
-}
-
-/// Paths that are separated by NUL; bytes that are not UTF-8 are replaced.
-pub(super) fn parse_paths(text: &[u8]) -> Vec<String> {
-    let paths = text.split(|byte| *byte == 0);
-    let mut paths: Vec<String> = paths
-        .filter(|path| !path.is_empty())
-        .map(|path| String::from_utf8_lossy(path).into_owned())
-        .collect();
-    paths.sort_unstable();
-    paths.dedup();
-    paths
 }
 
 /// The command that reads a pack of at most `most` bytes from stdin and prints what it has in it:
@@ -583,8 +622,8 @@ pub enum UnpackOutcome {
         pack: String,
         /// The branch's current commit in the source, if it exists.
         has: Option<ObjectId>,
-        /// The paths that its commits change, sorted; bytes that are not UTF-8 are replaced.
-        paths: Vec<String>,
+        /// What its commits change, sorted by path.
+        changes: Vec<Change>,
     },
     /// A branch of the source stands where the branch needs a directory, or the other way round.
     Blocked {
@@ -605,7 +644,6 @@ impl UnpackOutcome {
         let end = output.iter().position(|byte| *byte == b'\n');
         let (line, rest) = output.split_at(end.map_or(output.len(), |end| end + 1));
         let text = std::str::from_utf8(line).map_err(|_| bad())?;
-        let paths = parse_paths(rest);
         let words: Vec<&str> = text.split_whitespace().collect();
         match words[..] {
             ["reftable"] => Ok(Self::Reftable),
@@ -618,7 +656,7 @@ impl UnpackOutcome {
                     "none" => None,
                     id => Some(ObjectId::new(id).ok_or_else(bad)?),
                 },
-                paths,
+                changes: changes::parse(rest)?,
             }),
             _ => Err(bad()),
         }
@@ -696,7 +734,16 @@ mod tests {
         ] {
             assert!(BundleOutcome::parse(bad.as_bytes()).is_err(), "{bad:?}");
         }
-        let has = UnpackOutcome::parse(format!("pack\t{id} none\n").as_bytes()).expect("read");
+        let inputs = |text: &str| Inputs::parse(text.as_bytes());
+        let found = inputs("base refs/heads/main\nx\0").expect("read");
+        assert_eq!(found.pool_base.as_deref(), Some("refs/heads/main"));
+        assert!(found.is_of_pool_base && found.objects == "x\0");
+        let found = inputs("other \n").expect("read");
+        assert!(found.pool_base.is_none() && !found.is_of_pool_base && found.objects.is_empty());
+        for bad in ["", "base main", "main\n", "so main\n"] {
+            assert!(inputs(bad).is_err(), "{bad:?}");
+        }
+        let has = UnpackOutcome::parse(format!("pack\t{id} none\n\0").as_bytes()).expect("read");
         assert!(matches!(has, UnpackOutcome::Checked { has: None, .. }));
         let blocked = UnpackOutcome::parse(format!("pack\t{id} blocked a/b\n").as_bytes());
         assert!(matches!(blocked, Ok(UnpackOutcome::Blocked { by }) if by.raw() == "a/b"));

@@ -6,7 +6,8 @@
 //! Must not run anything.
 
 use super::bundle_header::{BundleHeader, ObjectId};
-use super::git::{Author, COUNT, LineCounts, parse_paths, script, with_author};
+use super::changes::{self, Change, LIST_CHANGES};
+use super::git::{Author, COUNT, LineCounts, script, with_author};
 use super::{BUNDLE_INSIDE, BranchError, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
 use marshal_model::limits;
@@ -102,9 +103,7 @@ git index-pack --stdin --strict < ../land.pack > ../said
 git rev-list --objects --quiet "$new" --not "$target"
 read -r word pack < ../said
 echo "ready $target $new $pack $(count "$target" "$new")"
-git diff-tree -r -z --name-only --no-renames --ignore-submodules=none "$target" "$new"
-git rev-list "$new" --not "$target" > ../commits
-git diff-tree -c -r -z --name-only --no-renames --ignore-submodules=none --no-commit-id --root --stdin < ../commits
+list_changes "$target" "$new" ..
 "#;
 
 /// Whether a text is the name of a branch that git accepts, and nothing that git could read
@@ -154,7 +153,22 @@ pub fn rebase(
         onto,
         before.map_or("", ObjectId::as_str),
     ];
-    with_author(script(&format!("{COUNT}{REBASE}"), &words), author)
+    with_author(
+        script(&format!("{COUNT}{LIST_CHANGES}{REBASE}"), &words),
+        author,
+    )
+}
+
+/// Paths that are separated by NUL; bytes that are not UTF-8 are replaced.
+fn parse_paths(text: &[u8]) -> Vec<String> {
+    let paths = text.split(|byte| *byte == 0);
+    let mut paths: Vec<String> = paths
+        .filter(|path| !path.is_empty())
+        .map(|path| String::from_utf8_lossy(path).into_owned())
+        .collect();
+    paths.sort_unstable();
+    paths.dedup();
+    paths
 }
 
 /// What came of it.
@@ -170,8 +184,8 @@ pub enum RebaseOutcome {
         lines: Option<LineCounts>,
         /// The name of the pack, without its extension.
         pack: String,
-        /// The paths that the commits change, sorted; bytes that are not UTF-8 are replaced.
-        paths: Vec<String>,
+        /// What the commits change, sorted by path.
+        changes: Vec<Change>,
     },
     /// An earlier attempt landed.
     Landed {
@@ -221,7 +235,7 @@ impl RebaseOutcome {
                 commit: id(commit)?,
                 lines: LineCounts::parse(counts)?,
                 pack: id(pack)?.to_string(),
-                paths: paths(),
+                changes: changes::parse(&rest[1..])?,
             },
             ["landed", _, commit] => Self::Landed {
                 commit: id(commit)?,
@@ -263,8 +277,14 @@ mod tests {
     fn answers_are_read_and_anything_else_is_refused() {
         let id = "0123456789012345678901234567890123456789";
         let read = |text: &str| RebaseOutcome::parse(text.as_bytes());
-        let ready = read(&format!("ready {id} {id} {id} 2 3 0\nb\0a\0b\0"));
-        assert!(matches!(ready, Ok(RebaseOutcome::Ready { paths, .. }) if paths == ["a", "b"]));
+        let change = |path: &str| format!(":100644 100644 {id} {id} M\0{path}\0");
+        let changes = [change("b"), change("a"), change("b")].concat();
+        let ready = read(&format!("ready {id} {id} {id} 2 3 0\n{changes}\0"));
+        let Ok(RebaseOutcome::Ready { changes, .. }) = ready else {
+            panic!("{ready:?}");
+        };
+        let paths: Vec<_> = changes.iter().map(|change| &*change.path).collect();
+        assert_eq!(paths, ["a", "b"]);
         let conflict = read(&format!("conflict {id} {id}\na\nb\0"));
         assert!(matches!(conflict, Ok(RebaseOutcome::Conflict { paths, .. }) if paths == ["a\nb"]));
         assert_eq!(read("busy\n").expect("read"), RebaseOutcome::CheckedOut);

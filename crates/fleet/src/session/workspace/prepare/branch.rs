@@ -22,7 +22,7 @@ use marshal_model::limits::{
 };
 use marshal_model::{ExitStatus, SessionId, SlotId, untrusted};
 use marshal_sandbox::workspace::branch::git::{
-    self, BundleOutcome, EXIT_NO_COMMIT, LeftOut, SourceHead,
+    self, BundleOutcome, EXIT_NO_COMMIT, Inputs, LeftOut, SourceHead,
 };
 use marshal_sandbox::workspace::branch::{
     self, BranchError, CloneRecord, OBJECTS_INSIDE, Repository, SOURCE_INSIDE, clone,
@@ -427,21 +427,22 @@ pub(super) async fn list_untracked(
     FileList::parse(&output.stdout, COPY_FILES).map_err(|error| unreadable(error.to_string()))
 }
 
-/// Names the objects that the base of a clone has at these paths.
+/// What the base of a clone has at these paths, and which base of the pool it is of.
 pub(super) async fn identify_inputs(
     shared: &Shared,
     pool: &PoolShared,
     space: &SessionDirs,
     record: &CloneRecord,
     paths: &[String],
-) -> Result<Vec<u8>, PrepareError> {
+) -> Result<Inputs, PrepareError> {
     let source = &record.source;
     let repository = Repository::find(source).map_err(|error| PrepareError::Branch {
         path: source.clone(),
         source: error,
     })?;
     let common = host_tree(&repository.common, false)?;
-    let GitCommand { argv, env } = git::inputs(&record.base, paths);
+    let pool_base = pool.config.workspace.base.as_deref();
+    let GitCommand { argv, env } = git::inputs(&repository, &record.base, pool_base, paths);
     let git_sandbox = GitSandbox {
         beside: ExtraMounts {
             trees: vec![(common, SOURCE_INSIDE.to_owned())],
@@ -456,7 +457,10 @@ pub(super) async fn identify_inputs(
         source,
     };
     let output = step.run(source, argv, git_sandbox, GIT_OUTPUT_BYTES);
-    Ok(output.await?.stdout)
+    Inputs::parse(&output.await?.stdout).map_err(|error| PrepareError::Branch {
+        path: source.clone(),
+        source: error,
+    })
 }
 
 async fn bundle(
