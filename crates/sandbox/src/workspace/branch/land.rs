@@ -484,7 +484,7 @@ mod tests {
         assert!(matches!(again, Err(LandError::Moved(_))));
         assert!(!at("git/refs/heads/marshal/s.lock").exists());
         let locked = move_branch(&git, "marshal/t", &none, (&id, &next));
-        assert!(matches!(locked, Err(LandError::Moved(_))));
+        assert!(matches!(locked, Err(LandError::Locked(_))));
         assert!(at("git/refs/heads/marshal/t.lock").exists());
         // A branch that only packed-refs has, and its reflog.
         let packed = format!(
