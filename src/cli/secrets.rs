@@ -350,7 +350,7 @@ mod tests {
         let credential = |directory: Option<&Path>| {
             let mut config = config(dir.path(), "credential:key");
             let of = |name: &str| directory.filter(|_| name == "CREDENTIALS_DIRECTORY");
-            read(&mut config, |name| of(name).map(Into::into))
+            super::read(&mut config, |name| of(name).map(Into::into))
                 .map_err(|errors| errors.to_string())?;
             let value = config.pools[0].env.secrets["KEY"].expose();
             Ok::<_, String>(value.expect("read").as_ref().to_owned())
