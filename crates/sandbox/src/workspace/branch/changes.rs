@@ -193,7 +193,7 @@ mod tests {
     const A: &str = "0123456789012345678901234567890123456789";
     const B: &str = "1123456789012345678901234567890123456789";
 
-    fn found(output: &[u8], allow: &[&str]) -> Vec<(String, Verdict)> {
+    fn outside_of(output: &[u8], allow: &[&str]) -> Vec<(String, Verdict)> {
         let allow: Vec<String> = allow.iter().map(|&path| path.to_owned()).collect();
         let changes = parse(output).expect("a list");
         let found = find_outside(&changes, &[guard()], &allow);
@@ -219,10 +219,10 @@ mod tests {
             ("merged", Verdict::NeedsAllow),
         ];
         let expected = expected.map(|(path, verdict)| (path.to_owned(), verdict));
-        assert_eq!(found(list.as_bytes(), &["lib", "certs"]), expected);
+        assert_eq!(outside_of(list.as_bytes(), &["lib", "certs"]), expected);
         // What a link leads to is unknown in a partial clone.
         let missing = format!(":000000 120000 {A} {B} A\0l\0\0{B} missing\n");
-        assert_eq!(found(missing.as_bytes(), &[]).len(), 1);
+        assert_eq!(outside_of(missing.as_bytes(), &[]).len(), 1);
     }
 
     #[test]
