@@ -104,7 +104,7 @@ fn directories_become_a_layer_and_everything_else_stays() {
 fn too_much_is_no_layer() {
     let (_dir, state, clone) = state_and_clone();
     fs::create_dir(clone.join("big")).unwrap();
-    fs::write(clone.join("big/x"), vec!"x".repeat(100_000)).unwrap();
+    fs::write(clone.join("big/x"), "x".repeat(100_000)).unwrap();
     let error = store_with(&state, &clone, &["big/"], 50_000).expect_err("too large");
     assert!(
         error.to_string().contains("more than the limit of 50000"),
