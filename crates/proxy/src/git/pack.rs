@@ -648,7 +648,12 @@ mod tests {
 
     #[test]
     fn the_parents_of_a_commit_are_bounded() {
-        let with = |parents| vec![(2, "tree", tree(&[])), (1, "commit", commit(2, &vec![9; parents]))];
+        let with = |parents| {
+            vec![
+                (2, "tree", tree(&[])),
+                (1, "commit", commit(2, &vec![9; parents])),
+            ]
+        };
         assert_eq!(check(&with(PUSH_COMMIT_PARENTS), Some(9), 1), Ok(()));
         let bounded = Err(PackFault::TooLarge("a commit has too many parents"));
         assert_eq!(check(&with(PUSH_COMMIT_PARENTS + 1), Some(9), 1), bounded);

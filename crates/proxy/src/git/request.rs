@@ -309,7 +309,12 @@ mod tests {
         check("/git-upload-pack", &[("git-protocol", "version=2:x")], 0);
         check("/git-receive-pack", &[two], 0);
         // A gateway in front of the upstream may believe these.
-        let foreign = ["remote-user", "x-client-verify", "git_protocol", "authorization"];
+        let foreign = [
+            "remote-user",
+            "x-client-verify",
+            "git_protocol",
+            "authorization",
+        ];
         check("/git-upload-pack", &foreign.map(|name| (name, "admin")), 0);
         let of_git = ["accept", "accept-language", "user-agent", "content-type"];
         check("/git-receive-pack", &of_git.map(|name| (name, "x")), 4);

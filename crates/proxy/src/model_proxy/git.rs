@@ -23,9 +23,7 @@ use super::usage_meter::{BillingInfo, MeteredRequest};
 use crate::git::{
     self, Advertised, Capabilities, Command, Commands, GitRequest, PushRefusal, Service,
 };
-use crate::route::{
-    Refusal, UsageReader, is_redirect, passes_response_header,
-};
+use crate::route::{Refusal, UsageReader, is_redirect, passes_response_header};
 use marshal_model::SlotId;
 use marshal_telemetry::labels::RouteRefusal as Why;
 

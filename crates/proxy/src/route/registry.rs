@@ -545,10 +545,13 @@ impl PageRewriter {
         loop {
             let rest = page.get(at..).unwrap_or_default();
             // Each marker is searched for once in the whole page.
-            let found = finders.iter_mut().zip(self.markers).filter_map(|(finder, marker)| {
-                while finder.next_if(|start| *start < at).is_some() {}
-                finder.peek().map(|start| (*start, start + marker.len()))
-            });
+            let found = finders
+                .iter_mut()
+                .zip(self.markers)
+                .filter_map(|(finder, marker)| {
+                    while finder.next_if(|start| *start < at).is_some() {}
+                    finder.peek().map(|start| (*start, start + marker.len()))
+                });
             let Some((start, end)) = found.min() else {
                 let longest = self.markers.iter().map(|marker| marker.len()).max();
                 let kept = longest.unwrap_or(1).saturating_sub(1).min(rest.len());

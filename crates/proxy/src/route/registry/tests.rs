@@ -213,7 +213,10 @@ fn redirects_lead_to_hosts_of_the_route_over_tls_and_nowhere_else() {
         ("../six/", "https://pypi.org/simple/six/ true"),
         ("../../../../x/./y/..", "https://pypi.org/x/ false"),
         ("?a=b", "https://pypi.org/simple/Six/?a=b false"),
-        ("/packages/six.whl", "https://pypi.org/packages/six.whl true"),
+        (
+            "/packages/six.whl",
+            "https://pypi.org/packages/six.whl true",
+        ),
         (
             "/packages/six.whl?token=1",
             "https://pypi.org/packages/six.whl?token=1 false",
@@ -266,13 +269,43 @@ fn the_key_is_for_the_packages_of_one_registry_and_not_for_its_whole_host() {
         ("npm", npm, "/api/npm/team-b/a/-/a-1.0.0.tgz", Some(false)),
         ("npm", npm, "/releases/product-src.tgz", Some(false)),
         ("npm", npm, "/api/npm/team-b/left-pad", None),
-        ("pypi", "/p/1/pypi/simple", "/p/1/pypi/files/a.whl", Some(true)),
-        ("pypi", "/p/1/pypi/simple", "/p/2/pypi/files/a.whl", Some(false)),
-        ("pypi", "/p/1/pypi/simple", "/p/1/repository/archive.zip", Some(false)),
-        ("crates", "/c/index", "/c/api/v1/crates/a/1.0.0/download", Some(true)),
-        ("crates", "/c/index", "/d/api/v1/crates/a/1.0.0/download", Some(false)),
+        (
+            "pypi",
+            "/p/1/pypi/simple",
+            "/p/1/pypi/files/a.whl",
+            Some(true),
+        ),
+        (
+            "pypi",
+            "/p/1/pypi/simple",
+            "/p/2/pypi/files/a.whl",
+            Some(false),
+        ),
+        (
+            "pypi",
+            "/p/1/pypi/simple",
+            "/p/1/repository/archive.zip",
+            Some(false),
+        ),
+        (
+            "crates",
+            "/c/index",
+            "/c/api/v1/crates/a/1.0.0/download",
+            Some(true),
+        ),
+        (
+            "crates",
+            "/c/index",
+            "/d/api/v1/crates/a/1.0.0/download",
+            Some(false),
+        ),
         ("debian", "/debian", "/debian/pool/main/a/a.deb", Some(true)),
-        ("debian", "/debian", "/private/pool/main/a/a.deb", Some(false)),
+        (
+            "debian",
+            "/debian",
+            "/private/pool/main/a/a.deb",
+            Some(false),
+        ),
         ("npm", "", "/a/-/a-1.0.0.tgz", Some(true)),
     ] {
         assert_eq!(at(registry, base, target), expect, "{registry} {target}");
