@@ -39,8 +39,9 @@
   function plot(place) {
     const days = place.dataset.days.split(' ').map(day => Date.parse(day) / 1000);
     const costs = place.dataset.costs.split(' ').map(Number);
-    const color = getComputedStyle(root).getPropertyValue('--accent').trim();
-    const text = getComputedStyle(root).getPropertyValue('--text').trim();
+    // A canvas knows colours, not variables.
+    const resolve = name => { place.style.color = `var(${name})`; return getComputedStyle(place).color; };
+    const color = resolve('--accent'), text = resolve('--text');
     const axis = { stroke: text, grid: { stroke: 'rgba(128,128,128,.3)' } };
     const series = [{}, { label: 'US dollars', stroke: color, fill: color, paths: uPlot.paths.bars({ size: [0.7, 40] }) }];
     const data = [days, costs];
@@ -75,9 +76,15 @@
     showAges(document);
     setInterval(() => { if (!document.hidden) showAges(document); }, 1000);
     new MutationObserver(changes => {
-      for (const change of changes) for (const node of change.addedNodes) if (node.querySelectorAll) showAges(node);
+      const now = Date.now();
+      for (const { target, addedNodes } of changes) {
+        // An update writes the time itself into a row that is there already.
+        const time = (target.closest ? target : target.parentElement)?.closest('time');
+        if (time) showAge(time, now);
+        for (const node of addedNodes) if (node.querySelectorAll) showAges(node);
+      }
       trim();
-    }).observe(document.body, { childList: true, subtree: true });
+    }).observe(document.body, { childList: true, subtree: true, characterData: true });
     document.addEventListener('keydown', onKey);
     document.addEventListener('htmx:sse:after:connection', () => connection('live'));
     document.addEventListener('htmx:sse:error', event => {

@@ -66,7 +66,8 @@ fn card(approval: &ApprovalView, may_answer: bool) -> Markup {
             pre { code { (line(&approval.summary, 600)) } }
             p { (line(&approval.why, 600)) }
             p.facts {
-                "Rules: " (line(&approval.rules.join(", "), 300)) ". Asked " (age(approval.requested_at))
+                @if !approval.rules.is_empty() { "Rules: " (line(&approval.rules.join(", "), 300)) ". " }
+                "Asked " (age(approval.requested_at))
                 @if approval.times > 1 { ", " (approval.times) " times" }
                 ". Expires " (age(approval.deadline)) ". "
                 a href=(path) { "All facts" } " "

@@ -36,7 +36,7 @@ fn card(pool: &SpendView) -> Markup {
         section aria-labelledby={ "pool-" (pool.pool) } {
             h2 #{ "pool-" (pool.pool) } { (pool.pool) }
             table {
-                thead { tr { th scope="col" { "" } th scope="col" { "Cost" } th scope="col" { "Tokens" } th scope="col" { "Limit" } } }
+                thead { tr { th scope="col" { "When" } th scope="col" { "Cost" } th scope="col" { "Tokens" } th scope="col" { "Limit" } } }
                 tbody {
                     (spent("Today", pool.today, pool.day_limit))
                     (spent("In all", pool.total, pool.pool_limit))

@@ -140,7 +140,7 @@ pub(crate) fn row(activity: &SlotActivity, is_update: bool) -> Markup {
             span.state data-state=(slot.state) { (slot.state) }
             span { (line(&activity.agent, 24)) }
             span { @if let Some(turns) = activity.turns { "turn " (turns) } }
-            span { @if let Some(at) = slot.started_at { (age(at)) } }
+            span { @if let Some(at) = slot.started_at.filter(|_| slot.pid.is_some()) { (age(at)) } }
             span { @if let Some(tokens) = activity.tokens { (count(tokens)) " tokens" } }
             span { @if let Some(cost) = activity.cost { (dollars(cost)) } }
             span { @if let Some(bytes) = activity.memory { (memory(bytes)) } }

@@ -38,6 +38,7 @@ fn document(title: &str, body: Markup) -> Markup {
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="htmx-config" content=(HTMX);
                 title { (title) " · marshal" }
+                link rel="icon" href="data:,";
                 link rel="stylesheet" href=(path("dashboard.css"));
                 // Sets the theme before the first paint, so it is not deferred.
                 script src=(path("dashboard.js")) {}

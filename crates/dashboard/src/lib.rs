@@ -32,7 +32,6 @@ use axum::routing::{get, post};
 
 use marshal_engine::api::tokens::Tokens;
 
-use crate::api::Api;
 use crate::layout::message;
 
 /// What the browser may load and run: this server's files, and nothing that is written in a page.
@@ -156,7 +155,8 @@ async fn headers(request: Request, next: Next) -> Response {
         (header::CONTENT_SECURITY_POLICY, CONTENT_POLICY),
         (header::CACHE_CONTROL, "no-store"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
+        // Not `no-referrer`: a form would then have the origin `null`, which is refused.
+        (header::REFERRER_POLICY, "same-origin"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }

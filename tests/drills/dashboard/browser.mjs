@@ -9,7 +9,7 @@ const settings = JSON.parse(process.env.DRILL);
 const require = createRequire(settings.tools + '/');
 const { chromium } = require('playwright-core');
 const axe = fs.readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
-const base = `http://127.0.0.1:${settings.port}`;
+const base = `http://marshal.localhost:${settings.port}`;
 const api = `http://${settings.address}/api/v1`;
 const seen = { steps: {}, axe: [], overflow: [], faults: [] };
 
@@ -50,7 +50,7 @@ async function page(width, height, scheme) {
   page.on('pageerror', error => seen.faults.push(String(error)));
   page.on('console', line => {
     // A cut connection is an error that the drill makes.
-    if (line.type() === 'error' && !/ERR_(CONNECTION|EMPTY|INCOMPLETE|SOCKET)/.test(line.text())) seen.faults.push(line.text());
+    if (line.type() === 'error' && !/ERR_(CONNECTION|EMPTY|INCOMPLETE|SOCKET)|htmx:sse:error/.test(line.text())) seen.faults.push(line.text());
   });
   await page.addInitScript(() => document.addEventListener('securitypolicyviolation',
     event => console.error(`violates ${event.violatedDirective}: ${event.blockedURI}`)));
@@ -77,7 +77,7 @@ async function click(task, target) {
 }
 
 async function operate() {
-  await submit('say A finished task; write made.md hello').then(task =>
+  await submit('say A finished task\nwrite made.md hello').then(task =>
     until('the first task', async () => (await call('GET', `/tasks/${task.id}`)).state === 'ended'));
   await submit('run touch made.txt');
   const approval = await until('an approval', async () => (await call('GET', '/approvals')).items[0]);
@@ -180,7 +180,7 @@ async function measure() {
   await desk.locator('html[data-live="live"]').waitFor();
   seen.slots = await desk.locator('.slot').count();
   await check(desk, 'large fleet'); await shot(desk, 'large-fleet');
-  for (let number = 0; number < settings.tasks; number++) await submit('sleep 300ms; say done');
+  for (let number = 0; number < settings.tasks; number++) await submit('sleep 300ms\nsay done');
   const before = bytes, seconds = 10;
   const frames = await desk.evaluate(seconds => new Promise(resolve => {
     const times = [], end = performance.now() + seconds * 1000;

@@ -12,12 +12,16 @@ use super::{code, daemon};
 /// An overlay, so that a result can be applied; a budget, so that cost is counted.
 const POOLS: &str = r#"
 [http]
-hosts = ["127.0.0.1:PORT"]
+hosts = ["marshal.localhost:PORT"]
+
+[price."script*"]
+input = 3000.0
+output = 15000.0
 
 [pool.demo]
 size = 3
-command = ["marshal", "script-agent", "--dialect", "acp"]
-dialect = "acp"
+command = ["marshal", "script-agent"]
+dialect = "scaiflux"
 policy = "cautious"
 workspace = { path = "project", mode = "overlay" }
 budget = { day_cost = 5 }
@@ -26,7 +30,7 @@ env = { set = { DRILL = "MARK" } }
 
 const MANY: &str = r#"
 [http]
-hosts = ["127.0.0.1:PORT"]
+hosts = ["marshal.localhost:PORT"]
 
 [pool.demo]
 size = 500

@@ -157,7 +157,7 @@ fn a_code_opens_one_session_and_only_pages_of_this_server_use_it() {
     let out = daemon.plain("POST /logout", &[&cookie, FORM, OWN], "");
     assert_eq!((out.status, page(&daemon, "/", &cookie).status), (303, 303));
     // Over the address nobody makes a code, whatever the token.
-    daemon.post("/logins", "{}").assert_problem(403);
+    daemon.post("/logins", "{}").assert_problem(422);
 }
 
 #[test]

@@ -71,7 +71,7 @@ pub struct LoginCode {
 pub(super) async fn log_in(app: AppState, request: RequestContext) -> HandlerResult {
     if request.caller.uid.is_none() {
         let detail = "only the supervisor's user may make a code, over its socket";
-        return Err(ApiError::new(StatusCode::FORBIDDEN, detail));
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
     }
     let wanted: NewLogin = request.body()?;
     let tokens = app.tokens.clone();

@@ -310,7 +310,7 @@ static ROUTES: &[Route] = &[
         summary: "Make a one-time code that logs a browser in; only over the Unix socket",
         body: Some(schema_of::<NewLogin>),
         response: (201, Answer::Json(schema_of::<LoginCode>)),
-        error_statuses: &[404],
+        error_statuses: &[404, 422],
         handler: |app, request| Box::pin(caller::log_in(app, request)),
         ..MUTATING
     },
