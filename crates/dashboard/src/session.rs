@@ -117,14 +117,17 @@ pub(crate) fn event(kind: &str, data: &str, is_raw: bool) -> Option<Markup> {
                 pre { (lines(text("output"))) } }
         },
         "permission_requested" => html! {
-            div.event.permission { strong { "Asks to use " (line(text("tool"), 60)) } " " (at) " "
-                a href={ "/ui/approvals/" (encode(text("id"))) } { "Facts" }
+            div.event.permission { strong { "Asks to use " (line(text("tool"), 60)) } " " (at)
                 pre { (lines(&line(&body["input"].to_string(), INPUT))) } }
         },
         "permission_decided" => html! {
             div.event.permission { strong { (line(text("decision"), 20)) } " by " (line(text("by"), 60))
                 @if body["rules"].is_array() { ", rules " code { (words("rules")) } }
-                " " (line(text("reason"), 600)) " " (at) }
+                " " (line(text("reason"), 600)) " " (at)
+                // A person was asked, so there is an approval.
+                @if matches!(text("by"), "human" | "timeout") {
+                    " " a href={ "/ui/approvals/" (encode(text("request"))) } { "Facts" }
+                } }
         },
         "turn_ended" => html! {
             div.event { strong { "Turn " (line(text("outcome"), 40)) } " " (line(text("detail"), 300)) " " (at) }
@@ -260,8 +263,14 @@ mod tests {
 
     #[test]
     fn what_an_agent_wrote_stays_text() {
-        let data = r#"{"id":"3-1","at_us":0,"body":{"delta":"<script>alert(1)</script>\u202e","tool":"\"><img src=x onerror=y>","input":{"a":"</pre>"},"id":"../x\"y"}}"#;
-        for kind in ["text", "permission_requested", "tool_start", "later"] {
+        let data = r#"{"id":"3-1","at_us":0,"body":{"delta":"<script>alert(1)</script>\u202e","tool":"\"><img src=x onerror=y>","input":{"a":"</pre>"},"by":"human","request":"../x\"y"}}"#;
+        for kind in [
+            "text",
+            "permission_requested",
+            "permission_decided",
+            "tool_start",
+            "later",
+        ] {
             for is_raw in [false, true] {
                 let html = event(kind, data, is_raw).expect("an event").into_string();
                 for bad in ["<script", "<img", "</pre>\"", "\u{202e}", "../x"] {

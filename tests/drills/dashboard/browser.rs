@@ -153,7 +153,7 @@ fn an_operator_does_each_task_in_three_steps() {
 #[test]
 fn five_hundred_slots_leave_the_browser_time_and_the_network_room() {
     let scratch = tempfile::tempdir().expect("a directory");
-    let seen = browse(MANY, 40, scratch.path());
+    let seen = browse(MANY, 120, scratch.path());
     println!(
         "frames {} bytes/s {} nodes {}",
         seen["frames"], seen["bytesPerSecond"], seen["nodes"]
