@@ -29,7 +29,7 @@ const TABS: [(Tab, &str, &str); 4] = [
     (Tab::Cost, "/ui/cost", "Cost"),
 ];
 
-fn document(title: &str, body: Markup) -> Markup {
+fn document(title: &str, body: &Markup) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -79,7 +79,7 @@ pub(crate) fn page(caller: &Caller, tab: Tab, title: &str, content: &Markup) -> 
         }
         main #main { h1 { (title) } (content) }
     };
-    Html(document(title, body).into_string()).into_response()
+    Html(document(title, &body).into_string()).into_response()
 }
 
 /// The number of pending approvals in the navigation.
@@ -98,11 +98,11 @@ pub(crate) fn message(status: StatusCode, title: &str, detail: &str) -> Response
             p { a href="/" { "To the fleet" } }
         }
     };
-    (status, Html(document(title, body).into_string())).into_response()
+    (status, Html(document(title, &body).into_string())).into_response()
 }
 
 /// A page without a session.
 pub(crate) fn plain(status: StatusCode, title: &str, content: &Markup) -> Response {
     let body = html! { main #main .narrow { h1 { (title) } (content) } };
-    (status, Html(document(title, body).into_string())).into_response()
+    (status, Html(document(title, &body).into_string())).into_response()
 }

@@ -8,6 +8,11 @@
 //! of a script, a style or an address: scripts and styles are files of this crate (`assets`), and the
 //! policy in `headers` lets the browser run nothing else.
 
+#![allow(
+    clippy::unused_async,
+    reason = "all handlers have one form, whether they wait or not"
+)]
+
 mod api;
 mod approvals;
 mod assets;
