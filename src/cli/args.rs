@@ -78,6 +78,14 @@ pub enum Command {
     Up,
     /// List the pools and slots of the running supervisor, and what weakens their sandboxes
     Ls,
+    /// Print a one-time code that logs a browser in to the dashboard
+    ///
+    /// The code is valid once, for 2 minutes. The browser then has the role of the token.
+    Open {
+        /// Name of the token whose role the browser gets (default: the owner's)
+        #[arg(long = "as", value_name = "TOKEN")]
+        token: Option<String>,
+    },
     /// Show the standard error of a slot's agent process
     Logs {
         /// The slot, for example demo/0
@@ -415,6 +423,7 @@ impl Command {
     pub(super) fn need(&self) -> Option<Need> {
         match self {
             Self::Ls
+            | Self::Open { .. }
             | Self::Logs { .. }
             | Self::Restart { .. }
             | Self::Drain { .. }

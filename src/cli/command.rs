@@ -305,6 +305,9 @@ async fn run_client_command(cli: &Cli, client: &ClientContext, streams: &mut Str
     let state = &*client.state;
     match &cli.command {
         Command::Ls => ls::run(state, cli.json, streams).await,
+        Command::Open { token } => {
+            daemon_commands::open(state, token.as_deref(), cli.json, streams).await
+        }
         Command::Logs { slot, follow } => {
             supervisor_client::logs(state, slot.clone(), *follow, cli.json, streams).await
         }

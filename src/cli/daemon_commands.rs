@@ -1,5 +1,5 @@
 //! Commands for the daemon's pools and sessions: `drain`, `pause`, `resume`, `resize`, `stop`,
-//! `command` and `reload`.
+//! `command`, `reload` and `open`.
 //!
 //! Owns the requests and the messages. Must not know how the daemon carries them out.
 
@@ -168,6 +168,41 @@ pub(super) async fn command(
     } else {
         Exit::Failures
     }
+}
+
+/// `open`: prints where to log in, and with which code.
+pub(super) async fn open(
+    state: &Path,
+    token: Option<&str>,
+    json: bool,
+    streams: &mut Streams,
+) -> Exit {
+    let body = json!({"as": token});
+    let answer = request_json(state, Method::POST, "/api/v1/logins", Some(&body)).await;
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(error) => return error.report(streams),
+    };
+    if json {
+        streams.out.json(&answer.to_string());
+        return Exit::Done;
+    }
+    let text = |key: &str| escape_for_display(answer[key].as_str().unwrap_or("?"), 200);
+    let socket = escape_for_display(&state.join(SOCKET).display().to_string(), 400);
+    let place = match answer["url"].as_str() {
+        Some(_) => text("url"),
+        None => format!("http://localhost:PORT/login through `ssh -L PORT:{socket} HOST`"),
+    };
+    streams
+        .err
+        .line(&format!("open {place} and enter this code:"));
+    streams.out.line(&text("code"));
+    streams.err.line(&format!(
+        "it is valid once, for 2 minutes, as {} with the role {}",
+        text("name"),
+        text("role")
+    ));
+    Exit::Done
 }
 
 /// `reload`.

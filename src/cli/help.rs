@@ -13,7 +13,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Run agents", &["run", "up", "prompt", "chat", "acp"]),
     (
         "See what happens",
-        &["ls", "tasks", "logs", "events", "show", "report"],
+        &["ls", "open", "tasks", "logs", "events", "show", "report"],
     ),
     ("Decide and audit", &["approvals", "policy", "audit"]),
     (

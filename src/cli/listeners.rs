@@ -283,6 +283,8 @@ pub type RouteBuilder =
 pub struct RouteContext<'a> {
     runs: &'a Arc<Runs>,
     chats: Option<Chats>,
+    /// The URL of the address, if there is one.
+    url: Option<String>,
     tls: Option<Tls>,
     stop_requested: CancellationToken,
 }
@@ -312,6 +314,7 @@ fn route_builder(
             overlays,
             config_reloader: rereader,
             mask_builder: Arc::new(|config| secrets::mask(config, |name| std::env::var_os(name))),
+            url: context.url,
             tls: context.tls,
             stop_requested: context.stop_requested,
         };
@@ -375,12 +378,15 @@ impl Listeners {
         let context = RouteContext {
             runs: &runs,
             chats: chats.clone(),
+            url: http.as_ref().map(http::Listener::url),
             tls: tls.clone(),
             stop_requested: stop_requested.clone(),
         };
-        let extra_routes = approval_routes::router(fleet.clone(), &tokens, stop.clone())
+        let api = approval_routes::router(fleet.clone(), &tokens, stop.clone())
             .merge(policy_routes::router(fleet.clone(), &tokens))
             .merge(routes(context, &tokens, stop.clone()));
+        let pages = marshal_dashboard::router(api.clone(), &tokens, tls.is_some());
+        let extra_routes = api.merge(pages);
         let readiness = fleet.clone();
         let pages = Pages {
             metrics,

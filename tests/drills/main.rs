@@ -37,6 +37,7 @@ mod agents;
 mod api;
 mod cli;
 mod conformance;
+mod dashboard;
 mod deploy;
 mod editor_clients;
 mod fleet;

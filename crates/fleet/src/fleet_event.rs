@@ -268,6 +268,18 @@ pub struct SlotView {
     pub up: bool,
     /// The exit code of its last child; 128 plus the signal's number if a signal ended it.
     pub last_exit_code: Option<i32>,
+    /// The last session whose turn began here, and its turns since the supervisor has it.
+    pub turns: Option<(SessionId, u32)>,
+}
+
+impl SlotView {
+    /// Counts a turn of a session.
+    pub(crate) fn count_turn(&mut self, session: &SessionId) {
+        match &mut self.turns {
+            Some((last, turns)) if last == session => *turns = turns.saturating_add(1),
+            turns => *turns = Some((session.clone(), 1)),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -577,6 +577,16 @@ impl FleetHandle {
         self.0.shared.slots.views()
     }
 
+    /// The current state of one slot, and the resident memory of its child in bytes, where its control
+    /// group counts it; `None` if there is no such slot. Reads a few small files if a child runs.
+    #[must_use]
+    pub fn slot(&self, slot: &SlotId) -> Option<(SlotView, Option<u64>)> {
+        let slots = &self.0.shared.slots;
+        let view = slots.view(slot)?;
+        let [resident, ..] = slots.usage(slot).sample(slot).memory;
+        Some((view, resident))
+    }
+
     /// Whether a slot has this session now, or a check or a setup works under this id.
     #[must_use]
     pub fn is_session_active(&self, session: &SessionId) -> bool {

@@ -147,6 +147,7 @@ pub(super) fn initial_slot_views(
         started_at: None,
         up: false,
         last_exit_code: None,
+        turns: None,
     };
     (0..pool.config.max_size).map(view).collect()
 }

@@ -502,6 +502,12 @@ impl SlotTable {
             .collect()
     }
 
+    pub(crate) fn view(&self, slot: &SlotId) -> Option<SlotView> {
+        let entry = self.0.get(slot)?;
+        let view = entry.view.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(view.clone())
+    }
+
     pub(crate) fn of_pool(&self, pool: &PoolName) -> Vec<SlotView> {
         let views = self.views().into_iter();
         views.filter(|view| view.slot.pool == *pool).collect()

@@ -10,7 +10,7 @@
 
 mod rate;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -45,6 +45,26 @@ pub(super) enum Peer {
 }
 
 impl Peer {
+    /// The peer as if it had come over the loopback: a browser's session has the role of its token,
+    /// also over the socket.
+    fn without_owner(self) -> Self {
+        match self {
+            Self::Owner(_) => Self::Address {
+                remote: Ipv4Addr::LOCALHOST.into(),
+                local: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            },
+            address @ Self::Address { .. } => address,
+        }
+    }
+
+    /// The address that guesses are counted by.
+    pub(super) fn remote(self) -> IpAddr {
+        match self {
+            Self::Owner(_) => Ipv4Addr::LOCALHOST.into(),
+            Self::Address { remote, .. } => remote,
+        }
+    }
+
     /// Whether the peer may be on another host.
     pub(super) fn is_beyond_loopback(self) -> bool {
         match self {
@@ -131,6 +151,11 @@ async fn run_to_completion(request: Request, next: Next) -> Response {
     })
 }
 
+/// The token of a browser's session, as an extension of a request that a page of the dashboard makes
+/// in this process. It takes the place of the request's own credentials.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionToken(pub(super) Digest);
+
 /// The credentials of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestCredentials {
@@ -145,8 +170,15 @@ impl RequestCredentials {
     }
 
     pub(super) fn from_request(request: &Request) -> Self {
+        let peer: Option<Peer> = request.extensions().get().copied();
+        if let Some(SessionToken(token)) = request.extensions().get() {
+            return Self {
+                peer: peer.map(Peer::without_owner),
+                token: Some(*token),
+            };
+        }
         Self {
-            peer: request.extensions().get().copied(),
+            peer,
             token: bearer_token(request.headers()).map(|token| digest(&token)),
         }
     }

@@ -20,6 +20,7 @@ pub mod history;
 pub mod http;
 pub mod json_lines;
 pub mod listing;
+pub mod logins;
 pub mod policies;
 pub mod policy_routes;
 pub mod process_stats;

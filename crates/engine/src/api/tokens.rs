@@ -14,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 use super::guard::{Digest, Rates};
+use super::logins::Logins;
 use marshal_config::{Approver, NamedToken};
 use marshal_model::Role;
 use marshal_model::limits;
@@ -66,6 +67,7 @@ pub struct Tokens {
     open: OpenTrusted,
     named: Arc<RwLock<Arc<BTreeMap<String, NamedToken>>>>,
     rates: Arc<Rates>,
+    logins: Arc<Logins>,
     /// Sent when streams must look at their tokens again.
     changes: Arc<watch::Sender<()>>,
     /// The faults of the last check, so that each is logged once.
@@ -161,6 +163,7 @@ impl Tokens {
             open,
             named: Arc::new(RwLock::new(Arc::new(named))),
             rates: Arc::default(),
+            logins: Arc::default(),
             changes: Arc::new(watch::channel(()).0),
             faults: Arc::default(),
         })
@@ -181,6 +184,29 @@ impl Tokens {
     /// Returns the rate limits.
     pub(super) fn rates(&self) -> &Rates {
         &self.rates
+    }
+
+    /// Returns the logins of browsers.
+    #[must_use]
+    pub fn logins(&self) -> &Logins {
+        &self.logins
+    }
+
+    /// Returns the digest of the token with this name; without a name, of the owner's. Reads its file.
+    pub(super) fn digest_of(&self, name: Option<&str>) -> Option<Digest> {
+        let path = match name {
+            None => self.dir.join(TOKEN_FILE),
+            Some(name) => {
+                let named = Arc::clone(&self.named.read().unwrap_or_else(PoisonError::into_inner));
+                let approver = Approver::new(name).filter(|item| *item != Approver::Owner)?;
+                let of_approver = self.dir.join(APPROVERS_DIR).join(approver.to_string());
+                named
+                    .get(name)
+                    .map_or(of_approver, |token| token.file.clone())
+            }
+        };
+        let token = read_token(&path, self.open).ok().flatten()?;
+        Some(digest(&token))
     }
 
     /// Returns the caller whose token has this digest. Reads the files each time, because a token
@@ -263,7 +289,7 @@ fn token_fault(path: &Path, error: &CredentialFileError) -> TokenFault {
     TokenFault { why, file }
 }
 
-fn getrandom(bytes: &mut [u8]) -> io::Result<()> {
+pub(super) fn getrandom(bytes: &mut [u8]) -> io::Result<()> {
     File::open("/dev/urandom")?.read_exact(bytes)
 }
 

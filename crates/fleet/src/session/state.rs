@@ -487,6 +487,10 @@ impl SessionState {
                     // Before the agent can call its model for this prompt.
                     self.agent.rate_limit_watch.reset();
                     self.start_turn_budget();
+                    let session = &self.work.session;
+                    let slot = &self.work.slot;
+                    let slots = &self.shared.slots;
+                    slots.update(slot, |view| view.count_turn(session));
                     let attached = self
                         .workspace
                         .prepared

@@ -438,6 +438,7 @@ impl Fleet for FakeFleet {
                 started_at: None,
                 up: false,
                 last_exit_code: None,
+                turns: None,
             })
             .collect()
     }

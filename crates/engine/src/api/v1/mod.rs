@@ -31,7 +31,9 @@ macro_rules! words {
 }
 pub(super) use words;
 
+pub mod activity;
 mod approvals;
+pub mod caller;
 mod chats;
 pub mod conversations;
 mod error;
@@ -51,6 +53,7 @@ pub mod routes;
 pub mod runs;
 mod schemas;
 mod sessions;
+pub mod spend;
 mod supervisor;
 mod tasks;
 mod transfer_budget;
@@ -115,6 +118,8 @@ pub struct Host {
     pub config_reloader: ConfigReloader,
     /// Builds what masks the secrets of a configuration.
     pub mask_builder: MaskBuilder,
+    /// The URL of the address that is listened on; `None` if there is none.
+    pub url: Option<String>,
     /// The certificate in use; `None` without TLS.
     pub tls: Option<Tls>,
     /// Cancelled to stop the supervisor.
@@ -171,8 +176,9 @@ pub fn router(
         stream_permits: Arc::new(Semaphore::new(STREAMS)),
         stop,
     };
-    let (approvals, others): (Vec<_>, Vec<_>) =
-        routes::all_routes().partition(|route| route.path.starts_with("/api/v1/approvals"));
+    let (approvals, others): (Vec<_>, Vec<_>) = routes::all_routes().partition(|route| {
+        route.path.starts_with("/api/v1/approvals") || route.path == "/api/v1/caller"
+    });
     let rest = Router::new().route("/api/v1/{*rest}", any(respond_not_found));
     let needs = required_roles();
     with_guard(

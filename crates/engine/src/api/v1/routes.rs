@@ -13,6 +13,8 @@ mod files;
 
 use axum::http::Method;
 
+use super::activity::SlotActivity;
+use super::caller::{CallerView, LoginCode, NewLogin};
 use super::chats::{Message, TurnTaken};
 use super::conversations::ConversationItem;
 use super::files::WorkspaceView;
@@ -22,12 +24,13 @@ use super::reload::Reloaded;
 use super::runs::{NewRun, RunView, SupervisorView};
 use super::schemas::{Config, OpenApi, SchemaOf, schema_of};
 use super::sessions::{CommandBody, CommandReply};
+use super::spend::SpendView;
 use super::supervisor::{AgentView, Stopping};
 use super::tasks::SubmittedTask;
 use super::views::{List, Session, Task};
 use super::{
-    Handler, approvals, conversations, events, exec, files as pages, fleet, openapi, overlays,
-    reload, runs, sessions, supervisor, tasks,
+    Handler, activity, approvals, caller, conversations, events, exec, files as pages, fleet,
+    openapi, overlays, reload, runs, sessions, spend, supervisor, tasks,
 };
 use crate::api::approvals::{AnswerLine, AnswerReceiptView, ApprovalView};
 use crate::api::listing::{Pool, Slot};
@@ -173,6 +176,28 @@ pub fn all_routes() -> impl Iterator<Item = &'static Route> {
 /// The routes of the fleet; their paths sort before those below `/api/v1/workspaces/`.
 static ROUTES: &[Route] = &[
     Route {
+        path: "/api/v1/activity",
+        name: "listActivity",
+        summary: "List what the slots do now: agent, turns, tokens, cost and memory",
+        query: &[POOL, LIMIT, CURSOR],
+        response: (200, Answer::Json(schema_of::<List<SlotActivity>>)),
+        handler: |app, request| Box::pin(activity::list(app, request)),
+        ..READ_ONLY
+    },
+    Route {
+        path: "/api/v1/activity/events",
+        name: "streamActivity",
+        summary: "Stream what the slots do as server-sent events: all of them once, then those that change, at most four times a second",
+        query: &[QueryParam {
+            name: "rows",
+            kind: ParamKind::Flag,
+            summary: "`false` leaves out the slots; the summary stays",
+        }],
+        response: (200, Answer::Stream),
+        handler: |app, request| Box::pin(activity::stream(app, request)),
+        ..READ_ONLY
+    },
+    Route {
         path: "/api/v1/agents",
         name: "listAgents",
         summary: "List the built-in agents and which of them this host has",
@@ -215,6 +240,14 @@ static ROUTES: &[Route] = &[
         response: (200, Answer::Json(schema_of::<AnswerReceiptView>)),
         handler: |app, request| Box::pin(approvals::answer(app, request)),
         ..MUTATING
+    },
+    Route {
+        path: "/api/v1/caller",
+        name: "getCaller",
+        summary: "Get who the caller is: name and role",
+        response: (200, Answer::Json(schema_of::<CallerView>)),
+        handler: |app, request| Box::pin(caller::caller(app, request)),
+        ..READ_ONLY
     },
     Route {
         path: "/api/v1/config",
@@ -269,6 +302,17 @@ static ROUTES: &[Route] = &[
         response: (200, Answer::Json(schema_of::<Summary>)),
         handler: |app, request| Box::pin(fleet::summary(app, request)),
         ..READ_ONLY
+    },
+    Route {
+        path: "/api/v1/logins",
+        role: Role::Admin,
+        name: "createLogin",
+        summary: "Make a one-time code that logs a browser in; only over the Unix socket",
+        body: Some(schema_of::<NewLogin>),
+        response: (201, Answer::Json(schema_of::<LoginCode>)),
+        error_statuses: &[404, 422],
+        handler: |app, request| Box::pin(caller::log_in(app, request)),
+        ..MUTATING
     },
     Route {
         path: "/api/v1/openapi.json",
@@ -629,6 +673,14 @@ static ROUTES: &[Route] = &[
         response: (202, Answer::Json(schema_of::<Slot>)),
         handler: |app, request| Box::pin(fleet::restart(app, request)),
         ..MUTATING
+    },
+    Route {
+        path: "/api/v1/spend",
+        name: "listSpend",
+        summary: "List what each pool spent, by day, and its budgets",
+        response: (200, Answer::Json(schema_of::<List<SpendView>>)),
+        handler: |app, request| Box::pin(spend::list(app, request)),
+        ..READ_ONLY
     },
     Route {
         path: "/api/v1/stop",
