@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::exit::Exit;
 use super::outside;
-use super::streams::Streams;
+use super::streams::{Output, Streams};
 use super::trust::display_path;
 use super::uid_block;
 use marshal_config::{Config, DEFAULT, Origin, Sandbox as SandboxProfile};
@@ -25,7 +25,7 @@ use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
 use marshal_sandbox::workspace::branch::git::{self, UnpackOutcome};
 use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::{
-    self, BUNDLE_INSIDE, BranchError, CloneRecord, Repository, SOURCE_INSIDE,
+    self, BUNDLE_INSIDE, BranchError, CloneId, CloneRecord, Repository, SOURCE_INSIDE,
 };
 use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::workspace::{Owner, Root, TreeError};
@@ -132,87 +132,123 @@ struct LandedBranch {
     branch: String,
     tip: ObjectId,
     source: PathBuf,
+    /// The place of its repository in the workspace; empty for the workspace itself.
+    at: String,
     /// Whether the branch existed already, with the same commit.
     was_there: bool,
 }
 
-/// Brings in the branch of `session`.
+/// Brings in the branches of `session`, in each repository of its workspace.
 pub(super) async fn land_branch(
     state: &Path,
     (session, allow): (&SessionId, &[String]),
     json: bool,
     streams: &mut Streams,
 ) -> Exit {
-    match land_bundle(state, (session, allow), streams).await {
-        Ok(taken) if json => {
-            let object = serde_json::json!({
-                "session": session.as_str(),
-                "branch": taken.branch,
-                "commit": taken.tip.as_str(),
-                "workspace": taken.source.to_string_lossy(),
-                "was_there": taken.was_there,
-            });
-            streams.out.json(&object.to_string());
-            Exit::Done
-        }
-        Ok(taken) => {
-            let was = if taken.was_there {
-                " existed already"
-            } else {
-                ""
-            };
-            let LandedBranch {
-                branch,
-                tip,
-                source,
-                ..
-            } = taken;
-            let source = display_path(&source);
-            streams
-                .out
-                .prose(&format!("branch {branch}{was}: {tip} in {source}"));
-            Exit::Done
-        }
+    let landed = match land_bundles(state, (session, allow), streams).await {
+        Ok(landed) => landed,
         Err(error) => {
             streams.err.line(&format!("error: {error}"));
-            error.exit()
+            return error.exit();
         }
+    };
+    for of in landed {
+        let (source, was_there) = (of.source, of.was_there);
+        if json {
+            let mut object = serde_json::json!({
+                "session": session.as_str(),
+                "branch": of.branch,
+                "commit": of.tip.as_str(),
+                "workspace": source.to_string_lossy(),
+                "was_there": was_there,
+            });
+            if !of.at.is_empty() {
+                object["at"] = of.at.into();
+            }
+            streams.out.json(&object.to_string());
+            continue;
+        }
+        let was = if was_there { " existed already" } else { "" };
+        let (branch, tip, source) = (of.branch, of.tip, display_path(&source));
+        streams
+            .out
+            .prose(&format!("branch {branch}{was}: {tip} in {source}"));
     }
+    Exit::Done
 }
 
-async fn land_bundle(
+
+async fn land_bundles(
     state: &Path,
     (session, allow): (&SessionId, &[String]),
     streams: &mut Streams,
-) -> Result<LandedBranch, LandBranchError> {
-    let bundle = StoredBundle::open(state, session)?;
-    let sandbox = UnpackSandbox::create(&bundle)?;
-    unpack(&sandbox, (session, allow), streams).await
+) -> Result<Vec<LandedBranch>, LandBranchError> {
+    let bundles = StoredBundle::open_all(state, session)?;
+    let name = branch::branch_name(session);
+    let mut checked = Vec::new();
+    let mut refused = 0;
+    for bundle in &bundles {
+        let sandbox = UnpackSandbox::create(bundle)?;
+        let pack = check(&sandbox, &name).await?;
+        if let Some((_, paths)) = &pack {
+            let outside = bundle.list_outside(paths, &mut streams.err);
+            let outside = outside.iter();
+            refused += outside
+                .filter(|(path, _)| !is_allowed(allow, path))
+                .count();
+        }
+        checked.push((sandbox, pack));
+    }
+    if refused > 0 {
+        return Err(LandBranchError::Outside(refused));
+    }
+    let landed = checked.iter().map(|(sandbox, pack)| {
+        if let Some((pack, _)) = pack {
+            place(sandbox, pack, &name)?;
+        }
+        let StoredBundle { record, head, .. } = sandbox.bundle;
+        Ok(LandedBranch {
+            branch: name.clone(),
+            tip: head.tip.clone(),
+            source: record.source.clone(),
+            at: record.at.clone(),
+            was_there: pack.is_none(),
+        })
+    });
+    landed.collect()
 }
 
-/// Shows what the branch of a session changes; `None` if the session has no clone.
+/// Shows what the branches of a session change, by paths of the workspace; `None` if the session has no clone.
 pub(super) async fn show_diff(
     state: &Path,
     (session, paths): (&SessionId, &[String]),
     streams: &mut Streams,
 ) -> Option<Exit> {
     let shown = async {
-        let bundle = StoredBundle::open(state, session)?;
-        let sandbox = UnpackSandbox::create(&bundle)?;
-        let listed = sandbox.run(git::unpack(
-            bundle.head.pack_offset,
-            bundle.ends(),
-            &branch::branch_name(session),
-        ));
-        if let UnpackOutcome::Checked { paths, .. } = UnpackOutcome::parse(&listed.await?)? {
-            outside::list(find_outside(&paths), &mut streams.out);
+        let bundles = StoredBundle::open_all(state, session)?;
+        let mut texts = Vec::new();
+        for bundle in &bundles {
+            let Some(paths) = bundle.own_paths(paths) else {
+                continue;
+            };
+            let sandbox = UnpackSandbox::create(bundle)?;
+            let listed = sandbox.run(git::unpack(
+                bundle.head.pack_offset,
+                bundle.ends(),
+                &branch::branch_name(session),
+            ));
+            if let UnpackOutcome::Checked { paths, .. } = UnpackOutcome::parse(&listed.await?)? {
+                bundle.list_outside(&paths, &mut streams.out);
+            }
+            let sandbox = UnpackSandbox::create(bundle)?;
+            let (at, head) = (&bundle.record.at, &bundle.head);
+            let command = git::diff(head.pack_offset, bundle.ends(), at, &paths);
+            texts.push(sandbox.run(command).await?);
         }
-        let sandbox = UnpackSandbox::create(&bundle)?;
-        let text = sandbox
-            .run(git::diff(bundle.head.pack_offset, bundle.ends(), paths))
-            .await?;
-        for line in String::from_utf8_lossy(&text).lines() {
-            streams.out.line(&untrusted::escape_for_display(line, LINE));
+        for text in &texts {
+            for line in String::from_utf8_lossy(text).lines() {
+                streams.out.line(&untrusted::escape_for_display(line, LINE));
+            }
         }
         Ok(())
     };
@@ -226,13 +262,7 @@ pub(super) async fn show_diff(
     }
 }
 
-/// The files that other programs run or obey.
-fn find_outside(paths: &[String]) -> impl Iterator<Item = (&str, &'static str)> {
-    let with_use = |path| Some((path, find_use(&[guard()], path, true)?));
-    paths.iter().map(String::as_str).filter_map(with_use)
-}
-
-/// The bundle of a session, as the session left it.
+/// A bundle of a session, as the session left it.
 struct StoredBundle {
     copies: Root,
     record: CloneRecord,
@@ -242,20 +272,67 @@ struct StoredBundle {
 }
 
 impl StoredBundle {
-    fn open(state: &Path, session: &SessionId) -> Result<Self, LandBranchError> {
+    /// All bundles of a session, that of the workspace itself first.
+    fn open_all(state: &Path, session: &SessionId) -> Result<Vec<Self>, LandBranchError> {
         let copies = find(state, session)?;
-        let record = branch::read_record(&copies, session)?;
-        let path = copies.path().join(format!("{session},bundle"));
-        if path.symlink_metadata().is_err() {
+        let mut bundles = Vec::new();
+        for id in CloneId::all(&copies, session) {
+            let path = branch::bundle_path(&copies, &id);
+            if path.symlink_metadata().is_err() {
+                continue;
+            }
+            let record = branch::read_record(&copies, &id)?;
+            bundles.push(Self {
+                head: branch::stored_header(&copies, &id, &record.base)?,
+                repository: Repository::find(&record.source)?.common,
+                copies: Root::open_resolved(copies.path())?,
+                record,
+                path,
+            });
+        }
+        if bundles.is_empty() {
             return Err(LandBranchError::NoBundle(session.clone()));
         }
-        Ok(Self {
-            head: branch::stored_header(&copies, session, &record.base)?,
-            repository: Repository::find(&record.source)?.common,
-            copies,
-            record,
-            path,
-        })
+        Ok(bundles)
+    }
+
+    /// The paths of the workspace that are in this repository, as its own; `None` if there are some, but
+    /// none of them is.
+    fn own_paths(&self, paths: &[String]) -> Option<Vec<String>> {
+        let at = &self.record.at;
+        if at.is_empty() || paths.is_empty() {
+            return Some(paths.to_vec());
+        }
+        if paths.iter().any(|path| Path::new(at).starts_with(path)) {
+            return Some(Vec::new());
+        }
+        let below = |path: &String| {
+            let own = Path::new(path).strip_prefix(at).ok()?;
+            Some(own.to_string_lossy().into_owned())
+        };
+        let own: Vec<String> = paths.iter().filter_map(below).collect();
+        (!own.is_empty()).then_some(own)
+    }
+
+    /// The files that other programs run or obey, as paths of the workspace.
+    fn find_outside(&self, paths: &[String]) -> Vec<(String, &'static str)> {
+        let at = &self.record.at;
+        let with_use = |path: &String| {
+            let what = find_use(&[guard()], path, true)?;
+            let path = match at.as_str() {
+                "" => path.clone(),
+                _ => format!("{at}/{path}"),
+            };
+            Some((path, what))
+        };
+        paths.iter().filter_map(with_use).collect()
+    }
+
+    /// Lists them, and returns them.
+    fn list_outside(&self, paths: &[String], out: &mut Output) -> Vec<(String, &'static str)> {
+        let found = self.find_outside(paths);
+        outside::list(found.iter().map(|(path, what)| (path.as_str(), *what)), out);
+        found
     }
 
     /// The first commit that is not its own, and the last.
@@ -264,49 +341,41 @@ impl StoredBundle {
     }
 }
 
-async fn unpack(
+/// Unpacks and checks a bundle: its pack, and the paths that its commits change. `None`: its branch exists
+/// already.
+async fn check(
     sandbox: &UnpackSandbox<'_>,
-    (session, allow): (&SessionId, &[String]),
-    streams: &mut Streams,
-) -> Result<LandedBranch, LandBranchError> {
-    let name = branch::branch_name(session);
-    let StoredBundle { record, head, .. } = sandbox.bundle;
-    let command = git::unpack(head.pack_offset, sandbox.bundle.ends(), &name);
+    name: &str,
+) -> Result<Option<(String, Vec<String>)>, LandBranchError> {
+    let StoredBundle { head, path, .. } = sandbox.bundle;
+    let command = git::unpack(head.pack_offset, sandbox.bundle.ends(), name);
     let output = sandbox.run(command).await?;
-    let taken = |was_there| LandedBranch {
-        branch: name.clone(),
-        tip: head.tip.clone(),
-        source: record.source.clone(),
-        was_there,
-    };
     let (pack, has, paths) = match UnpackOutcome::parse(&output)? {
         UnpackOutcome::Checked { pack, has, paths } => (pack, has, paths),
         UnpackOutcome::Blocked => return Err(LandBranchError::Blocked),
-        UnpackOutcome::Reftable => {
-            return Err(LandBranchError::Reftable(display_path(
-                &sandbox.bundle.path,
-            )));
-        }
+        UnpackOutcome::Reftable => return Err(LandBranchError::Reftable(display_path(path))),
     };
     match has {
-        None => {}
-        Some(has) if has == head.tip => return Ok(taken(true)),
-        Some(has) => return Err(LandBranchError::Exists { branch: name, has }),
+        None => Ok(Some((pack, paths))),
+        Some(has) if has == head.tip => Ok(None),
+        Some(has) => Err(LandBranchError::Exists {
+            branch: name.to_owned(),
+            has,
+        }),
     }
-    outside::list(find_outside(&paths), &mut streams.err);
-    let outside = find_outside(&paths);
-    let refused = outside.filter(|(path, _)| !is_allowed(allow, path));
-    match refused.count() {
-        0 => {}
-        count => return Err(LandBranchError::Outside(count)),
-    }
-    let git = Root::open_resolved(&sandbox.bundle.repository)?;
+}
+
+/// Puts a checked pack and its branch into the repository.
+fn place(sandbox: &UnpackSandbox<'_>, pack: &str, name: &str) -> Result<(), LandBranchError> {
+    let StoredBundle {
+        head, repository, ..
+    } = sandbox.bundle;
+    let git = Root::open_resolved(repository)?;
     let packs = sandbox.place.join("objects/pack");
     // Git has ended, and it could only write its own files: a link among them cannot lead
     // elsewhere.
     let from = Root::open_resolved(&packs)?;
-    land::land(&git, &from, &pack, &name, &head.tip)?;
-    Ok(taken(false))
+    Ok(land::land(&git, &from, pack, name, &head.tip)?)
 }
 
 /// Git's sandbox for one bundle, with a directory of its own that is removed afterwards.

@@ -41,6 +41,7 @@ pub use super::ssh::{RemoteMode, RemoteNetwork, RemoteSandbox, Ssh};
 use super::store::StoreConfig;
 use super::template::Template;
 use super::timing::ExitCodes;
+use super::workspace_repos::WorkspaceRepo;
 use super::workspace_setup::WorkspaceSetup;
 pub use container::{Container, ContainerEngine};
 pub use launcher::Launcher;
@@ -515,6 +516,8 @@ pub struct Workspace {
     pub include: Vec<String>,
     /// The command that prepares clones, if there is one. Only with [`WorkspaceMode::Worktree`].
     pub setup: Option<WorkspaceSetup>,
+    /// Further directories at places below it. Only in a copy or clone.
+    pub repos: Vec<WorkspaceRepo>,
 }
 
 impl WorkspaceMode {

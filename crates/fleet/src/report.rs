@@ -6,10 +6,10 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::fleet_event::{ChangeKind, FileChange, LandedWork, TaskReport};
+use super::fleet_event::{ChangeKind, FileChange, LandedWork, RepoBundle, TaskReport};
 use marshal_journal::StoredTask;
 use marshal_journal::codec::{
-    ChangedFile, CodecError, LandedReport, Report, RequestCounts, TokenCounts, read_report,
+    ChangedFile, CodecError, LandedReport, RepoReport, Report, RequestCounts, TokenCounts, read_report,
     write_report,
 };
 use marshal_model::budget::{NANOS_PER_DOLLAR, nanos_from_dollars};
@@ -65,6 +65,7 @@ impl TaskReport {
             changes_cut: self.changes_cut,
             workspace: self.copy.as_ref().map(|copy| copy.to_string_lossy()),
             bundle: self.bundle.as_ref().map(|path| path.to_string_lossy()),
+            repos: self.repos.iter().map(repo_report).collect(),
             landed: self.landed.as_ref().map(|landed| LandedReport {
                 branch: Cow::Borrowed(&landed.branch),
                 commit: Cow::Borrowed(&landed.commit),
@@ -127,6 +128,7 @@ impl TaskReport {
                 .workspace
                 .map(|path| PathBuf::from(path.into_owned())),
             bundle: stored.bundle.map(|path| PathBuf::from(path.into_owned())),
+            repos: stored.repos.into_iter().map(RepoBundle::from).collect(),
             landed: stored.landed.map(|landed| LandedWork {
                 branch: landed.branch.into_owned(),
                 commit: landed.commit.into_owned(),
@@ -180,6 +182,7 @@ impl TaskReport {
             changes_cut: true,
             copy: None,
             bundle: None,
+            repos: Vec::new(),
             landed: None,
             restarts: 0,
             backoff: Duration::ZERO,
@@ -190,6 +193,22 @@ impl TaskReport {
                 .map(UntrustedText::new),
             answer: UntrustedText::default(),
         })
+    }
+}
+
+fn repo_report(repo: &RepoBundle) -> RepoReport<'_> {
+    RepoReport {
+        at: Cow::Borrowed(&repo.at),
+        bundle: repo.bundle.to_string_lossy(),
+    }
+}
+
+impl From<RepoReport<'_>> for RepoBundle {
+    fn from(stored: RepoReport<'_>) -> Self {
+        Self {
+            at: stored.at.into_owned(),
+            bundle: PathBuf::from(stored.bundle.into_owned()),
+        }
     }
 }
 

@@ -294,10 +294,10 @@ pub(crate) struct PoolShared {
     pub(crate) pending_approvals: Mutex<BTreeSet<(Instant, PermissionRequestId)>>,
     /// The sandbox layers that the newest child lacks; `None` before the first child.
     pub(crate) sandbox_gaps: Mutex<Option<Vec<SandboxGap>>>,
-    /// The commit whose uncommitted changes were warned of: one warning is enough.
-    pub(crate) warned_uncommitted: Mutex<Option<ObjectId>>,
-    /// What clones were last said to lack.
-    pub(crate) warned_missing: Mutex<Option<String>>,
+    /// For each directory, the commit whose uncommitted changes were warned of: one warning is enough.
+    pub(crate) warned_uncommitted: Mutex<BTreeMap<PathBuf, ObjectId>>,
+    /// What clones of each directory were last said to lack.
+    pub(crate) warned_missing: Mutex<BTreeMap<PathBuf, String>>,
     /// The pool's phase, and how many of its slots receive tasks.
     pub(crate) phase_and_width: Mutex<(PoolPhase, u16)>,
     /// The index of the pool's first slot in the fleet: slot `i` has the uid with index

@@ -1,6 +1,6 @@
 //! Landing the bundle of a session that has ended.
 
-use crate::session::{LandRequest, Landing, LandingError, land_bundle};
+use crate::session::{LandRequest, Landing, LandingError, land_bundles};
 use crate::{FleetHandle, PoolEntry};
 use marshal_model::{PoolName, SlotId};
 
@@ -24,6 +24,6 @@ impl FleetHandle {
             pool: pool.clone(),
             index: 0,
         };
-        land_bundle(&self.0.shared, &entry.shared, slot, request).await
+        land_bundles(&self.0.shared, &entry.shared, slot, request).await
     }
 }

@@ -186,14 +186,16 @@ impl FleetHandle {
             let spec = codec::read_spec(&row.id, &row.prompt, &row.spec).ok();
             // The bundle may be that of an earlier turn, which did not land.
             let lands = spec.is_some_and(|spec| spec.land.is_some());
-            let is_made = !lands && unmade_branch(&entry.shared.config, last).is_none();
+            // Of several bundles, some may be missing.
+            let is_one = entry.shared.config.workspace.repos.is_empty();
+            let is_made = is_one && !lands && unmade_branch(&entry.shared.config, last).is_none();
             if last.turn.is_none() || last.copy.is_none() || is_made {
                 continue;
             }
             let slot = SlotId { pool, index };
             let (shared, session) = (&self.0.shared, &last.session);
-            match session::recover_branch(shared, &entry.shared, slot, session).await {
-                Ok(made) => last.record_branch(made),
+            match session::recover_branches(shared, &entry.shared, slot, session).await {
+                Ok(made) => last.record_branches(made),
                 Err(error) => {
                     let why = format!("its branch could not be bundled ({error})");
                     last.landing = lands.then_some(LandingResult::Failed(why));
@@ -236,7 +238,7 @@ impl FleetHandle {
                 check: spec.check,
                 cancelled: CancellationToken::new(),
             };
-            let landed = session::land_bundle(shared, &entry.shared, slot, request).await;
+            let landed = session::land_bundles(shared, &entry.shared, slot, request).await;
             last.landing = Some(LandingResult::from(landed));
         }
     }
@@ -420,6 +422,7 @@ impl UnfinishedTask {
             past.last = slot.map(|slot| (slot, last.session.clone()));
             past.copy.clone_from(&last.copy);
             past.bundle.clone_from(&last.bundle);
+            past.repos.clone_from(&last.repos);
             let landing = last.landing.as_ref();
             past.landed = landing.and_then(LandingResult::commit).cloned();
         }

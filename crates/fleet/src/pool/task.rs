@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::budgets::{JobPermit, RunLimits};
 use crate::clock;
-use crate::fleet_event::{FileChange, LandedWork, TaskReport};
+use crate::fleet_event::{FileChange, LandedWork, RepoBundle, TaskReport};
 use crate::handle::task_dependencies::TaskDependency;
 use crate::notification::Notification;
 use crate::session::{Attempt, LandingResult, Tally, outcome};
@@ -62,6 +62,7 @@ pub(crate) struct ActiveTask {
     changes_cut: bool,
     copy: Option<PathBuf>,
     bundle: Option<PathBuf>,
+    repos: Vec<RepoBundle>,
     /// What its work landed as.
     landed: Option<ObjectId>,
     /// What its session is told to do, because its work did not land.
@@ -104,6 +105,7 @@ impl ActiveTask {
             changes_cut: false,
             copy: None,
             bundle: None,
+            repos: Vec::new(),
             landed: None,
             follow_up: None,
             landing_rounds: 0,
@@ -138,6 +140,7 @@ impl ActiveTask {
         self.last = past.last;
         self.copy = past.copy;
         self.bundle = past.bundle;
+        self.repos = past.repos;
         self.landed = past.landed;
         self.changes_cut = self.copy.is_some();
         self.first_assigned = past.begun;
@@ -157,6 +160,7 @@ impl ActiveTask {
         self.changes_cut = attempt.survey.cut;
         self.copy.clone_from(&attempt.survey.copy);
         self.bundle.clone_from(&attempt.survey.returned.bundle);
+        self.repos.clone_from(&attempt.survey.returned.repos);
         let landing = attempt.survey.landing.as_ref();
         self.landed = landing.and_then(LandingResult::commit).cloned();
         self.remark.clone_from(&attempt.survey.returned.remark);
@@ -191,6 +195,7 @@ impl ActiveTask {
             changes_cut: self.changes_cut,
             copy: self.copy,
             bundle: self.bundle,
+            repos: self.repos,
             landed: self
                 .landed
                 .zip(self.spec.land)
@@ -235,6 +240,8 @@ pub(crate) struct PriorAttempts {
     pub(crate) copy: Option<PathBuf>,
     /// The bundle of its last attempt.
     pub(crate) bundle: Option<PathBuf>,
+    /// Those of further repositories.
+    pub(crate) repos: Vec<RepoBundle>,
     /// What its work landed as.
     pub(crate) landed: Option<ObjectId>,
     /// When its first attempt began.

@@ -117,6 +117,7 @@ pub fn report(run: &RunId, task: &TaskId, outcome: TaskOutcome) -> TaskReport {
         changes_cut: false,
         copy: None,
         bundle: None,
+        repos: Vec::new(),
         landed: None,
         restarts: 0,
         backoff: Duration::ZERO,

@@ -1,12 +1,12 @@
-//! Landing: the branch of a session becomes part of a branch of its source.
+//! Landing: the branches of a session become part of a branch of their sources.
 //!
-//! Git puts the session's commits onto the branch in a sandbox, the check runs in a fresh clone of
-//! what came out, and then the branch is moved, if it still has the commit that all of this began
-//! with. A record beside the bundle is written before the branch is moved, so that a supervisor that
-//! is killed at any moment lands each bundle once. Must not know tasks, nor what happens to a bundle
+//! Git puts the session's commits onto the branch of each repository in a sandbox, the check runs once in
+//! fresh clones of what came out, and then each branch is moved, if it still has the commit that all of
+//! this began with. A record beside each bundle is written before its branch is moved, so that a supervisor
+//! that is killed at any moment lands each bundle once. Must not know tasks, nor what happens to a bundle
 //! that cannot land.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,11 +27,12 @@ use marshal_model::untrusted::escape_for_display;
 use marshal_model::{ExitStatus, PoolName, SessionId, SlotId};
 use marshal_policy::{guard, outside};
 use marshal_sandbox::ExtraMounts;
-use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
+use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
 use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::rebase::{self, REBASED_PACK, RebaseOutcome};
 use marshal_sandbox::workspace::branch::{
-    self, BUNDLE_INSIDE, BranchError, LandingRecord, Repository, SOURCE_INSIDE, bundle_path_in,
+    self, BUNDLE_INSIDE, BranchError, CloneId, LandingRecord, Repository, SOURCE_INSIDE,
+    bundle_path,
 };
 use marshal_sandbox::workspace::{Root, TreeError};
 
@@ -78,6 +79,8 @@ pub enum Landing {
 pub enum NotLanded {
     /// The branch changed the same lines.
     Conflict {
+        /// The repository's place in the workspace; empty for the workspace itself.
+        at: String,
         /// The branch's commit.
         target: ObjectId,
         /// The files; bytes that are not UTF-8 are replaced.
@@ -85,8 +88,8 @@ pub enum NotLanded {
     },
     /// The check failed on the branch with its changes.
     CheckFailed {
-        /// The branch's commit.
-        target: ObjectId,
+        /// The branch's commit in each repository, by its place.
+        targets: Vec<(String, ObjectId)>,
         /// How the check ended.
         why: String,
     },
@@ -102,18 +105,23 @@ impl NotLanded {
     #[must_use]
     pub fn prompt(&self, onto: &str) -> Option<String> {
         match self {
-            Self::Conflict { target, paths } => Some(format!(
+            Self::Conflict { at, target, paths } => Some(format!(
                 "Your work could not be put onto the branch {onto}: other work landed there since you \
                  began, and both changed {}. \
-                 Commit what you have, run `git rebase {target}` in this repository, resolve the \
+                 Commit what you have, run {}, resolve the \
                  conflicts so that both changes keep their meaning, and finish the rebase.",
                 list_files(paths.iter().map(String::as_str)),
+                rebase_command(at, target),
             )),
-            Self::CheckFailed { target, why } => Some(format!(
-                "Your work was put onto the branch {onto}, and the check failed there: {why}. \
-                 Commit what you have, run `git rebase {target}` in this repository to get the other \
-                 work, repair what does not work together, and commit that.",
-            )),
+            Self::CheckFailed { targets, why } => {
+                let commands = targets.iter().map(|(at, target)| rebase_command(at, target));
+                Some(format!(
+                    "Your work was put onto the branch {onto}, and the check failed there: {why}. \
+                     Commit what you have, run {} to get the other \
+                     work, repair what does not work together, and commit that.",
+                    commands.collect::<Vec<_>>().join(" and "),
+                ))
+            }
             Self::Outside { .. } => None,
         }
     }
@@ -136,6 +144,13 @@ impl fmt::Display for NotLanded {
                 )
             }
         }
+    }
+}
+
+fn rebase_command(at: &str, target: &ObjectId) -> String {
+    match at {
+        "" => format!("`git rebase {target}` in this repository"),
+        _ => format!("`git rebase {target}` in the repository at {at}"),
     }
 }
 
@@ -164,8 +179,15 @@ pub enum LandingError {
     #[error("{} is not the name of a branch", escape_for_display(.0, 60))]
     Name(String),
     /// There is no such branch.
-    #[error("the repository has no branch {0}: create it, for example with `git branch {0}`")]
-    NoBranch(String),
+    #[error(
+        "the repository has no branch {branch}: create it in {path}, for example with `git branch {branch}`"
+    )]
+    NoBranch {
+        /// The branch.
+        branch: String,
+        /// The directory of the repository.
+        path: String,
+    },
     /// It names another branch.
     #[error("{0} is a symbolic reference to another branch: name that one")]
     Symbolic(String),
@@ -221,11 +243,11 @@ impl From<PrepareError> for LandingError {
 /// the other.
 pub(crate) type Landings = KeyedLocks<(PathBuf, String)>;
 
-/// Lands a bundle. `slot` is the slot whose user id the sandboxes have.
+/// Lands the bundles of a session. `slot` is the slot whose user id the sandboxes have.
 ///
 /// # Errors
-/// [`LandingError`]; the branch is unchanged.
-pub(crate) async fn land_bundle(
+/// [`LandingError`]; a branch that was not moved before is unchanged.
+pub(crate) async fn land_bundles(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
     slot: SlotId,
@@ -234,20 +256,27 @@ pub(crate) async fn land_bundle(
     if !rebase::is_branch_name(&request.onto) {
         return Err(LandingError::Name(request.onto));
     }
-    let opened = {
+    let clones = {
         let request = request.clone();
-        blocking(&shared.ambient, move || Bundle::open(&request)).await??
+        blocking(&shared.ambient, move || SessionClone::open_all(&request)).await??
     };
-    let lock = shared
-        .landings
-        .lock_of((opened.repository.common.clone(), request.onto.clone()));
-    let _turn = lock.lock().await;
+    // In one order, so that no two landings wait for each other.
+    let mut branches: Vec<_> = clones.iter().map(|clone| &clone.repository.common).collect();
+    branches.sort();
+    let keys = branches.into_iter();
+    let locks: Vec<_> = keys
+        .map(|common| shared.landings.lock_of((common.clone(), request.onto.clone())))
+        .collect();
+    let mut turns = Vec::new();
+    for lock in &locks {
+        turns.push(lock.lock().await);
+    }
     let landing = LandingRun {
         shared,
         pool,
         slot,
         request,
-        bundle: opened,
+        clones,
     };
     for _ in 0..LANDING_ATTEMPTS {
         if let Some(outcome) = landing.attempt().await? {
@@ -257,53 +286,94 @@ pub(crate) async fn land_bundle(
     Err(LandingError::Contended(landing.request.onto))
 }
 
-/// A session's bundle, with where it came from.
-struct Bundle {
-    clones: Root,
+/// A clone of the session, with where it came from and what it brings back.
+struct SessionClone {
+    id: CloneId,
+    /// Its place in the workspace; empty for the workspace itself.
+    at: String,
     repository: Repository,
     source: PathBuf,
     base: ObjectId,
-    head: branch::bundle_header::BundleHeader,
+    bundle: Option<Bundle>,
+}
+
+struct Bundle {
+    path: PathBuf,
+    head: BundleHeader,
     before: Option<ObjectId>,
     /// The working trees that have the branch already, as a bare repository's HEAD.
     users: BTreeSet<String>,
 }
 
-impl Bundle {
-    fn open(request: &LandRequest) -> Result<Self, LandingError> {
-        let clones = Root::open_resolved(&request.clones)?;
-        let record = branch::read_record(&clones, &request.session)?;
-        let path = bundle_path_in(&clones, &request.session);
-        if path.symlink_metadata().is_err() {
-            return Err(LandingError::NoBundle(request.session.clone()));
+impl SessionClone {
+    /// The clones of a session, that of the workspace first. At least one has a bundle.
+    fn open_all(request: &LandRequest) -> Result<Vec<Self>, LandingError> {
+        let copies = Root::open_resolved(&request.clones)?;
+        let ids = CloneId::all(&copies, &request.session).into_iter();
+        let all = ids.map(|id| Self::open(&copies, id, &request.onto));
+        let all = all.collect::<Result<Vec<_>, _>>()?;
+        if all.iter().any(|clone| clone.bundle.is_some()) {
+            Ok(all)
+        } else {
+            Err(LandingError::NoBundle(request.session.clone()))
         }
-        let head = branch::stored_header(&clones, &request.session, &record.base)?;
-        let landed = branch::read_landing(&clones, &request.session)?;
-        let same = |before: &LandingRecord| before.onto == request.onto && before.tip == head.tip;
+    }
+
+    fn open(copies: &Root, id: CloneId, onto: &str) -> Result<Self, LandingError> {
+        let record = branch::read_record(copies, &id)?;
         let repository = Repository::find(&record.source)?;
-        let git_dir = Root::open_resolved(&repository.common)?;
+        let path = bundle_path(copies, &id);
+        let bundle = if path.symlink_metadata().is_ok() {
+            let head = branch::stored_header(copies, &id, &record.base)?;
+            let landed = branch::read_landing(copies, &id)?;
+            let same = |before: &LandingRecord| before.onto == onto && before.tip == head.tip;
+            let git_dir = Root::open_resolved(&repository.common)?;
+            Some(Bundle {
+                path,
+                before: landed.filter(same).map(|landed| landed.commit),
+                users: land::find_users(&git_dir, onto),
+                head,
+            })
+        } else {
+            None
+        };
         Ok(Self {
-            users: land::find_users(&git_dir, &request.onto),
+            id,
+            at: record.at,
             repository,
-            before: landed.filter(same).map(|landed| landed.commit),
             source: record.source,
             base: record.base,
-            clones,
-            head,
+            bundle,
         })
+    }
+
+    /// A path of its repository, as a path of the workspace.
+    fn in_workspace(&self, path: &str) -> String {
+        match self.at.as_str() {
+            "" => path.to_owned(),
+            at => format!("{at}/{path}"),
+        }
+    }
+
+    /// What a clone for the check starts from, if its own commits are on the branch already or it has none:
+    /// the branch, or where the repository has none, what the session started from.
+    fn base_without_work(&self, onto: &str) -> Result<String, LandingError> {
+        let git_dir = Root::open_resolved(&self.repository.common)?;
+        let current = land::read_branch(&git_dir, onto)?;
+        Ok(current.unwrap_or_else(|| self.base.clone()).to_string())
     }
 }
 
-/// The landing of one bundle.
+/// The landing of the bundles of one session.
 struct LandingRun<'s> {
     shared: &'s Arc<Shared>,
     pool: &'s Arc<PoolShared>,
     slot: SlotId,
     request: LandRequest,
-    bundle: Bundle,
+    clones: Vec<SessionClone>,
 }
 
-/// What came of putting the commits onto the branch.
+/// What came of putting the commits of a bundle onto the branch.
 enum Rebased {
     /// They are in the source.
     Ready {
@@ -311,8 +381,22 @@ enum Rebased {
         commit: ObjectId,
         pack: String,
     },
-    /// The attempt ends.
-    Ended(Landing),
+    /// An earlier attempt landed them.
+    Landed(ObjectId),
+    /// The branch has all of their changes.
+    Nothing,
+    /// They cannot be.
+    NotLanded(NotLanded),
+}
+
+/// Commits that are in their source, and that no branch has yet.
+struct ReadyBranch<'r> {
+    clone: &'r SessionClone,
+    bundle: &'r Bundle,
+    scratch: usize,
+    target: ObjectId,
+    commit: ObjectId,
+    pack: String,
 }
 
 /// The directory that git works in.
@@ -322,12 +406,17 @@ struct Scratch {
 }
 
 impl LandingRun<'_> {
-    /// Tries it once; `None` if the branch was moved meanwhile.
+    /// Tries it once; `None` if a branch was moved meanwhile.
     async fn attempt(&self) -> Result<Option<Landing>, LandingError> {
-        let scratch = self.create_scratch().await?;
-        let landing = self.land_from(&scratch).await;
+        let mut scratches = Vec::new();
+        let landing = Box::pin(self.land_from(&mut scratches)).await;
         let shared = Arc::clone(self.shared);
-        let removal = move || branch::remove_scratch(shared.state.copies(), &scratch.name);
+        let removal = move || {
+            for scratch in &scratches {
+                let Scratch { name, .. } = scratch;
+                branch::remove_scratch(shared.state.copies(), name);
+            }
+        };
         blocking(&self.shared.ambient, removal).await?;
         landing
     }
@@ -345,42 +434,89 @@ impl LandingRun<'_> {
         }
     }
 
-    async fn land_from(&self, scratch: &Scratch) -> Result<Option<Landing>, LandingError> {
-        let rebased = self.unless_cancelled(self.rebase_into_source(scratch));
-        let (target, commit, pack) = match rebased.await? {
-            Rebased::Ready {
-                target,
-                commit,
-                pack,
-            } => (target, commit, pack),
-            Rebased::Ended(landing) => return Ok(Some(landing)),
+    async fn land_from(
+        &self,
+        scratches: &mut Vec<Scratch>,
+    ) -> Result<Option<Landing>, LandingError> {
+        let (mut ready, mut before) = (Vec::new(), None);
+        for clone in &self.clones {
+            let Some(bundle) = &clone.bundle else {
+                continue;
+            };
+            let scratch = self.create_scratch().await?;
+            let rebased = self.rebase_into_source((clone, bundle), &scratch);
+            let rebased = self.unless_cancelled(rebased).await;
+            scratches.push(scratch);
+            match rebased? {
+                Rebased::Ready {
+                    target,
+                    commit,
+                    pack,
+                } => ready.push(ReadyBranch {
+                    clone,
+                    bundle,
+                    scratch: scratches.len() - 1,
+                    target,
+                    commit,
+                    pack,
+                }),
+                Rebased::Landed(commit) => before = before.or(Some(commit)),
+                Rebased::Nothing => {}
+                Rebased::NotLanded(why) => return Ok(Some(Landing::NotLanded(why))),
+            }
+        }
+        let Some(first) = ready.first() else {
+            return Ok(Some(match before {
+                Some(commit) => Landing::Landed {
+                    commit,
+                    was_there: true,
+                },
+                None => Landing::Nothing,
+            }));
         };
-        if let Some(why) = self.check(&commit).await? {
-            let failed = NotLanded::CheckFailed { target, why };
+        if let Some(why) = self.check(&ready).await? {
+            let targets = ready.iter();
+            let targets = targets.map(|of| (of.clone.at.clone(), of.target.clone()));
+            let failed = NotLanded::CheckFailed {
+                targets: targets.collect(),
+                why,
+            };
             return Ok(Some(Landing::NotLanded(failed)));
         }
         if self.request.cancelled.is_cancelled() {
             return Err(LandingError::Stopped);
         }
-        self.write_record(&commit, false).await?;
-        // A repack may have dropped it during the check: no branch led to it.
-        self.add_pack(scratch, pack).await?;
-        match self.move_branch(target, commit.clone()).await? {
-            Ok(()) => {}
-            Err(LandError::Moved(_)) => return Ok(None),
-            Err(error) => return Err(error.into()),
+        // The workspace itself comes last: what it uses of the others is there then.
+        for branch in ready.iter().rev() {
+            self.write_record(branch.clone, branch.bundle, &branch.commit, false)
+                .await?;
+            // A repack may have dropped it during the check: no branch led to it.
+            let scratch = &scratches[branch.scratch];
+            self.add_pack(branch.clone, scratch, branch.pack.clone())
+                .await?;
+            match self.move_branch(branch).await? {
+                Ok(()) => {}
+                // What moved before this one is found as landed by the next attempt.
+                Err(LandError::Moved(_)) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+            self.record_landed(branch.clone, branch.bundle, &branch.commit)
+                .await;
         }
-        self.record_landed(&commit).await;
         Ok(Some(Landing::Landed {
-            commit,
+            commit: first.commit.clone(),
             was_there: false,
         }))
     }
 
     /// Puts the commits onto the branch, and their objects into the source. No branch has them yet.
-    async fn rebase_into_source(&self, scratch: &Scratch) -> Result<Rebased, LandingError> {
+    async fn rebase_into_source(
+        &self,
+        (clone, bundle): (&SessionClone, &Bundle),
+        scratch: &Scratch,
+    ) -> Result<Rebased, LandingError> {
         let onto = || self.request.onto.clone();
-        let (target, commit, pack, paths) = match self.rebase(scratch).await? {
+        let (target, commit, pack, paths) = match self.rebase((clone, bundle), scratch).await? {
             RebaseOutcome::Ready {
                 target,
                 commit,
@@ -388,29 +524,35 @@ impl LandingRun<'_> {
                 paths,
             } => (target, commit, pack, paths),
             RebaseOutcome::Landed { commit } => {
-                self.record_landed(&commit).await;
-                return Ok(Rebased::Ended(Landing::Landed {
-                    commit,
-                    was_there: true,
+                self.record_landed(clone, bundle, &commit).await;
+                return Ok(Rebased::Landed(commit));
+            }
+            RebaseOutcome::Nothing => return Ok(Rebased::Nothing),
+            RebaseOutcome::Conflict { target, paths } => {
+                let paths = paths.iter().map(|path| clone.in_workspace(path));
+                return Ok(Rebased::NotLanded(NotLanded::Conflict {
+                    at: clone.at.clone(),
+                    target,
+                    paths: paths.collect(),
                 }));
             }
-            RebaseOutcome::Nothing => return Ok(Rebased::Ended(Landing::Nothing)),
-            RebaseOutcome::Conflict { target, paths } => {
-                let conflict = NotLanded::Conflict { target, paths };
-                return Ok(Rebased::Ended(Landing::NotLanded(conflict)));
-            }
             RebaseOutcome::Diverged => return Err(LandingError::Diverged(onto())),
-            RebaseOutcome::Missing => return Err(LandingError::NoBranch(onto())),
+            RebaseOutcome::Missing => {
+                let path = clone.source.display().to_string();
+                return Err(LandingError::NoBranch {
+                    branch: onto(),
+                    path,
+                });
+            }
             RebaseOutcome::Symbolic => return Err(LandingError::Symbolic(onto())),
             RebaseOutcome::CheckedOut => return Err(LandingError::CheckedOut(onto())),
             RebaseOutcome::Reftable => return Err(LandingError::Reftable),
         };
-        let files = self.find_outside(&paths);
+        let files = self.find_outside(clone, &paths);
         if !files.is_empty() {
-            let outside = NotLanded::Outside { files };
-            return Ok(Rebased::Ended(Landing::NotLanded(outside)));
+            return Ok(Rebased::NotLanded(NotLanded::Outside { files }));
         }
-        self.add_pack(scratch, pack.clone()).await?;
+        self.add_pack(clone, scratch, pack.clone()).await?;
         Ok(Rebased::Ready {
             target,
             commit,
@@ -430,27 +572,23 @@ impl LandingRun<'_> {
     }
 
     /// Puts the commits onto the branch, in a sandbox.
-    async fn rebase(&self, scratch: &Scratch) -> Result<RebaseOutcome, LandingError> {
-        let Bundle {
-            repository,
-            head,
-            base,
-            before,
-            clones,
-            ..
-        } = &self.bundle;
-        let command = rebase::rebase(head, base, &self.request.onto, before.as_ref());
-        let bundle = bundle_path_in(clones, &self.request.session);
+    async fn rebase(
+        &self,
+        (clone, bundle): (&SessionClone, &Bundle),
+        scratch: &Scratch,
+    ) -> Result<RebaseOutcome, LandingError> {
+        let (onto, before) = (&self.request.onto, bundle.before.as_ref());
+        let command = rebase::rebase(&bundle.head, &clone.base, onto, before);
         let git = GitSandbox {
             writable: true,
             beside: ExtraMounts {
                 trees: vec![
                     (
-                        host_tree(&repository.common, false)?,
+                        host_tree(&clone.repository.common, false)?,
                         SOURCE_INSIDE.to_owned(),
                     ),
                     (
-                        super::overlay::host_file(&bundle)?,
+                        super::overlay::host_file(&bundle.path)?,
                         BUNDLE_INSIDE.to_owned(),
                     ),
                 ],
@@ -492,17 +630,27 @@ impl LandingRun<'_> {
     }
 
     /// The changed files that other programs run or obey, and that nobody allowed.
-    fn find_outside(&self, paths: &[String]) -> Vec<(String, &'static str)> {
+    fn find_outside(
+        &self,
+        clone: &SessionClone,
+        paths: &[String],
+    ) -> Vec<(String, &'static str)> {
         let policies = [guard()];
         let of_path = |path: &String| {
             let what = outside::find_use(&policies, path, true)?;
-            (!outside::is_allowed(&self.request.allow, path)).then(|| (path.clone(), what))
+            let path = clone.in_workspace(path);
+            (!outside::is_allowed(&self.request.allow, &path)).then_some((path, what))
         };
         paths.iter().filter_map(of_path).collect()
     }
 
-    async fn add_pack(&self, scratch: &Scratch, pack: String) -> Result<(), LandingError> {
-        let common = self.bundle.repository.common.clone();
+    async fn add_pack(
+        &self,
+        clone: &SessionClone,
+        scratch: &Scratch,
+        pack: String,
+    ) -> Result<(), LandingError> {
+        let common = clone.repository.common.clone();
         let from = scratch.path.join(REBASED_PACK);
         blocking(&self.shared.ambient, move || {
             let git_dir = Root::open_resolved(&common)?;
@@ -514,8 +662,8 @@ impl LandingRun<'_> {
         .await?
     }
 
-    /// Runs the check in a fresh clone of the commit; why it did not pass.
-    async fn check(&self, commit: &ObjectId) -> Result<Option<String>, LandingError> {
+    /// Runs the check in fresh clones of the commits; why it did not pass.
+    async fn check(&self, ready: &[ReadyBranch<'_>]) -> Result<Option<String>, LandingError> {
         let argv = self
             .request
             .check
@@ -525,7 +673,7 @@ impl LandingRun<'_> {
             return Ok(None);
         }
         let clone = ProgramClone::new(self.shared);
-        let check = self.check_in_clone(commit, clone.session(), argv.clone());
+        let check = self.check_in_clones(ready, clone.session(), argv.clone());
         let checked = self.unless_cancelled(check).await;
         clone.discard().await?;
         match checked? {
@@ -534,61 +682,76 @@ impl LandingRun<'_> {
         }
     }
 
-    async fn check_in_clone(
+    async fn check_in_clones(
         &self,
-        commit: &ObjectId,
+        ready: &[ReadyBranch<'_>],
         session: &SessionId,
         argv: Vec<String>,
     ) -> Result<CheckResult, LandingError> {
-        let order = PrepareRequest::for_commit(
+        let onto = &self.request.onto;
+        let mut bases = BTreeMap::new();
+        for clone in &self.clones {
+            let own = ready.iter().find(|of| of.clone.id == clone.id);
+            let base = match own {
+                Some(of) => of.commit.to_string(),
+                None => clone.base_without_work(onto)?,
+            };
+            bases.insert(clone.at.clone(), base);
+        }
+        let (Some(of_workspace), Some(base)) = (self.clones.first(), bases.remove("")) else {
+            return Err(LandingError::NoBundle(self.request.session.clone()));
+        };
+        let order = PrepareRequest::for_commits(
             (self.slot.clone(), session.clone()),
-            self.bundle.source.clone(),
-            commit,
-            Some(format!("refs/heads/{}", self.request.onto)),
+            of_workspace.source.clone(),
+            (base, bases),
+            Some(format!("refs/heads/{onto}")),
         );
         let prepared = prepare(self.shared, self.pool, order).await?;
         let check = work::check(Arc::clone(self.shared), self.pool, Some(&prepared), argv);
         Ok(check.await)
     }
 
-    async fn write_record(&self, commit: &ObjectId, has_landed: bool) -> Result<(), LandingError> {
+    async fn write_record(
+        &self,
+        clone: &SessionClone,
+        bundle: &Bundle,
+        commit: &ObjectId,
+        has_landed: bool,
+    ) -> Result<(), LandingError> {
         let record = LandingRecord {
             v: 1,
             onto: self.request.onto.clone(),
-            tip: self.bundle.head.tip.clone(),
+            tip: bundle.head.tip.clone(),
             commit: commit.clone(),
             has_landed,
         };
-        let (clones, session) = (self.request.clones.clone(), self.request.session.clone());
+        let (copies, id) = (self.request.clones.clone(), clone.id.clone());
         blocking(&self.shared.ambient, move || {
-            let clones = Root::open_resolved(&clones)?;
-            Ok(branch::write_landing(&clones, &session, &record)?)
+            let copies = Root::open_resolved(&copies)?;
+            Ok(branch::write_landing(&copies, &id, &record)?)
         })
         .await?
     }
 
     /// Records that it landed. The branch proves it as well.
-    async fn record_landed(&self, commit: &ObjectId) {
-        if let Err(error) = self.write_record(commit, true).await {
+    async fn record_landed(&self, clone: &SessionClone, bundle: &Bundle, commit: &ObjectId) {
+        if let Err(error) = self.write_record(clone, bundle, commit, true).await {
             tracing::warn!(session = %self.request.session, %error, "it was not recorded that work landed");
         }
     }
 
     async fn move_branch(
         &self,
-        target: ObjectId,
-        commit: ObjectId,
+        of: &ReadyBranch<'_>,
     ) -> Result<Result<(), LandError>, LandingError> {
-        let common = self.bundle.repository.common.clone();
-        let (onto, users) = (self.request.onto.clone(), self.bundle.users.clone());
+        let common = of.clone.repository.common.clone();
+        let (onto, users) = (self.request.onto.clone(), of.bundle.users.clone());
+        let (target, commit) = (of.target.clone(), of.commit.clone());
         blocking(&self.shared.ambient, move || {
             let git_dir = Root::open_resolved(&common)?;
-            Ok(land::move_branch(
-                &git_dir,
-                &onto,
-                &users,
-                (&target, &commit),
-            ))
+            let ends = (&target, &commit);
+            Ok(land::move_branch(&git_dir, &onto, &users, ends))
         })
         .await?
     }

@@ -5,7 +5,7 @@
 
 use super::bundle_header::ObjectId;
 use super::git::{HIDE, script};
-use super::{OBJECTS_INSIDE, Repository, SOURCE_INSIDE};
+use super::{CloneId, Repository, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
 
 /// Puts the content of files of Git LFS in the place of their pointers, from the store of the repository
@@ -112,16 +112,16 @@ submodules "" "$G/modules" "$S/modules" 0 "$@"
 pub fn clone(
     repository: &Repository,
     head: &ObjectId,
-    branch: &str,
+    id: &CloneId,
     hidden: &[String],
 ) -> GitCommand {
     let git_dir = repository.git_dir_inside();
     let words = [
         SOURCE_INSIDE,
-        OBJECTS_INSIDE,
+        &id.objects_inside(),
         head.format(),
         head.as_str(),
-        branch,
+        &id.branch(),
         &git_dir,
     ];
     let hidden = hidden.iter().map(String::as_str);

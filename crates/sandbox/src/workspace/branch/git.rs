@@ -7,7 +7,7 @@
 //! agent. Must not run anything.
 
 use super::bundle_header::ObjectId;
-use super::{BUNDLE_INSIDE, BranchError, OBJECTS_INSIDE, Repository, SOURCE_INSIDE};
+use super::{BUNDLE_INSIDE, BranchError, CloneId, OBJECTS_INSIDE, Repository, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
 use marshal_model::limits;
 
@@ -117,9 +117,9 @@ export GIT_DIR="$1" GIT_WORK_TREE="$HOME"
 export GIT_OBJECT_DIRECTORY="$HOME/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$1/objects"
 mkdir -p "$GIT_OBJECT_DIRECTORY/pack"
 tail -c "+$3" "$2" | git index-pack --stdin --fix-thin --strict "--max-input-size=$5" > "$HOME/said"
-base=$6 tip=$4
-shift 6
-exec git diff-tree -r -p --no-renames --ignore-submodules=none --no-ext-diff --no-textconv "$base" "$tip" -- "$@"
+base=$6 tip=$4 at=$7
+shift 7
+exec git diff-tree -r -p "--src-prefix=a/$at" "--dst-prefix=b/$at" --no-renames --ignore-submodules=none --no-ext-diff --no-textconv "$base" "$tip" -- "$@"
 "#;
 
 /// Indexes the pack on stdin in the current directory, and checks each of its objects; then prints the
@@ -273,8 +273,9 @@ impl SourceHead {
 /// The command that creates the bundle of the clone in the current directory. Files that `hidden`
 /// matches stay as they are in its last commit.
 #[must_use]
-pub fn bundle(base: &ObjectId, branch: &str, hidden: &[String]) -> GitCommand {
-    let words = [OBJECTS_INSIDE, base.as_str(), branch, base.format()];
+pub fn bundle(base: &ObjectId, id: &CloneId, hidden: &[String]) -> GitCommand {
+    let (objects, branch) = (id.objects_inside(), id.branch());
+    let words = [&*objects, base.as_str(), &*branch, base.format()];
     let hidden = hidden.iter().map(String::as_str);
     let words: Vec<&str> = words.into_iter().chain(hidden).collect();
     script(&format!("{HIDE}{BUNDLE}"), &words)
@@ -346,7 +347,16 @@ pub fn unpack(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), branch: &str) -
 
 /// The command that shows what the bundle changes, of `paths` only if there are any.
 #[must_use]
-pub fn diff(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), paths: &[String]) -> GitCommand {
+pub fn diff(
+    pack_at: u64,
+    (base, tip): (&ObjectId, &ObjectId),
+    at: &str,
+    paths: &[String],
+) -> GitCommand {
+    let prefix = match at {
+        "" => String::new(),
+        _ => format!("{at}/"),
+    };
     let (from, most) = ((pack_at + 1).to_string(), limits::BUNDLE_BYTES.to_string());
     let mut words = vec![
         SOURCE_INSIDE,
@@ -355,6 +365,7 @@ pub fn diff(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), paths: &[String])
         tip.as_str(),
         &most,
         base.as_str(),
+        &prefix,
     ];
     words.extend(paths.iter().map(String::as_str));
     script(DIFF, &words)
