@@ -177,7 +177,6 @@ pub(super) async fn land_branch(
     Exit::Done
 }
 
-
 async fn land_bundles(
     state: &Path,
     (session, allow): (&SessionId, &[String]),
@@ -193,9 +192,7 @@ async fn land_bundles(
         if let Some((_, paths)) = &pack {
             let outside = bundle.list_outside(paths, &mut streams.err);
             let outside = outside.iter();
-            refused += outside
-                .filter(|(path, _)| !is_allowed(allow, path))
-                .count();
+            refused += outside.filter(|(path, _)| !is_allowed(allow, path)).count();
         }
         checked.push((sandbox, pack));
     }

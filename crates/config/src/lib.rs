@@ -543,8 +543,7 @@ fn check_outside_workspaces(
                 .chain(further)
                 .any(|dir| path.starts_with(dir))
         };
-        let holds =
-            |path: &Path| is_shown(path) || driven.is_some_and(|dir| path.starts_with(dir));
+        let holds = |path: &Path| is_shown(path) || driven.is_some_and(|dir| path.starts_with(dir));
         if let Some(state) = &supervisor.state_dir
             && holds(state)
         {

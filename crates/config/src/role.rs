@@ -199,7 +199,10 @@ pub(super) fn read_workspaces(
     section: &Section<'_>,
     dir: &Path,
     is_discovered: bool,
-) -> (BTreeMap<WorkspaceName, RegisteredWorkspace>, WorkspaceDrafts) {
+) -> (
+    BTreeMap<WorkspaceName, RegisteredWorkspace>,
+    WorkspaceDrafts,
+) {
     let mut workspaces = BTreeMap::new();
     let mut drafts = WorkspaceDrafts::default();
     for (text, item) in section.named_entries(NAME_PATTERN) {

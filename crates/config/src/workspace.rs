@@ -163,7 +163,8 @@ impl WorkspaceDraft {
         let mut workspace = self.workspace.clone();
         if !workspace_view::can_be_masked(workspace.mode, launcher) {
             if let Some(place) = &self.places.mask {
-                let message = "a mask needs a sandbox on this host: without one nothing hides a file";
+                let message =
+                    "a mask needs a sandbox on this host: without one nothing hides a file";
                 diagnostics.report(place, message, Some("use mode \"copy\"".to_owned()));
             }
             workspace.mask.clear();

@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use super::error::quote;
-use super::pool::{TRUST_HELP, workspace_view};
 use super::paths;
+use super::pool::{TRUST_HELP, workspace_view};
 use super::table::{Located, Section};
 use super::types::{Pool, WorkspaceMode};
 use marshal_model::limits;
@@ -34,21 +34,28 @@ pub(super) fn read(
     dir: &Path,
     is_discovered: bool,
 ) -> Vec<WorkspaceRepo> {
-    let items = table
-        .get("repos")
-        .and_then(|item| item.elements("an array of tables such as { path = \"../lib\", at = \"lib\" }"));
+    let items = table.get("repos").and_then(|item| {
+        item.elements("an array of tables such as { path = \"../lib\", at = \"lib\" }")
+    });
     let Some(items) = items.filter(|items| !items.is_empty()) else {
         return Vec::new();
     };
     let report = |message: &str, help: &str| {
-        let place = table.place_of("repos").unwrap_or_else(|| table.place.clone());
-        table.diagnostics.report(&place, message, Some(help.to_owned()));
+        let place = table
+            .place_of("repos")
+            .unwrap_or_else(|| table.place.clone());
+        table
+            .diagnostics
+            .report(&place, message, Some(help.to_owned()));
     };
     if !mode.is_per_session() {
         let message = format!(
             "with mode = \"{mode}\" the agent sees the directory itself, in which there is no place for further ones"
         );
-        report(&message, "set mode = \"worktree\" or \"copy\", or remove repos");
+        report(
+            &message,
+            "set mode = \"worktree\" or \"copy\", or remove repos",
+        );
     }
     if items.len() > limits::WORKSPACE_REPOS {
         let message = format!("repos has at most {} entries", limits::WORKSPACE_REPOS);
@@ -99,7 +106,9 @@ fn read_one(
         && own_mode != mode
     {
         let why = match own_mode {
-            WorkspaceMode::Rw => "what is written there would have no protected files and no result",
+            WorkspaceMode::Rw => {
+                "what is written there would have no protected files and no result"
+            }
             WorkspaceMode::Overlay => "its changes would be apart from those of the session",
             _ => "a session has either a copy or a branch as its result",
         };
@@ -114,7 +123,8 @@ fn read_one(
     }
     let absolute = paths::absolute(dir, &path.value);
     if is_discovered && !absolute.starts_with(dir) {
-        let message = "a discovered supervisor.toml may not use a repository outside its own directory";
+        let message =
+            "a discovered supervisor.toml may not use a repository outside its own directory";
         let help = Some(TRUST_HELP.to_owned());
         section.diagnostics.report(&path.place, message, help);
     }
@@ -144,7 +154,11 @@ fn check_beside(
     workspace: &Path,
     before: &[WorkspaceRepo],
 ) {
-    let place = |key| section.place_of(key).unwrap_or_else(|| section.place.clone());
+    let place = |key| {
+        section
+            .place_of(key)
+            .unwrap_or_else(|| section.place.clone())
+    };
     let meets = |one: &str, other: &str| {
         let (one, other) = (Path::new(one), Path::new(other));
         one.starts_with(other) || other.starts_with(one)
@@ -168,7 +182,11 @@ fn check_beside(
 }
 
 /// Checks a pool's further directories against its other keys.
-pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, place: Option<&super::table::Place>) {
+pub(super) fn check_consistency(
+    section: &Section<'_>,
+    pool: &Pool,
+    place: Option<&super::table::Place>,
+) {
     if pool.workspace.repos.is_empty() || pool.launcher.has_built_in_sandbox() {
         return;
     }

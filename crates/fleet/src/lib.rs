@@ -63,7 +63,9 @@ pub use clock::day_time;
 #[doc(hidden)]
 pub use clock::simulate_stamps;
 pub use files::{FileRead, FileWrite, FilesError, HostAccessError, Parents};
-pub use fleet_event::{ChangeKind, FileChange, FleetEvent, LandedWork, RepoBundle, SlotView, TaskReport};
+pub use fleet_event::{
+    ChangeKind, FileChange, FleetEvent, LandedWork, RepoBundle, SlotView, TaskReport,
+};
 pub use handle::approvals::{AnswerError, AnswerReceipt, AnswerRequest};
 pub use handle::chats::STOPPED_UNSENT;
 pub use handle::commands::{CommandError, CommandOutput, CommandRequest};

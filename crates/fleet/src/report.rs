@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::fleet_event::{ChangeKind, FileChange, LandedWork, RepoBundle, TaskReport};
 use marshal_journal::StoredTask;
 use marshal_journal::codec::{
-    ChangedFile, CodecError, LandedReport, RepoReport, Report, RequestCounts, TokenCounts, read_report,
-    write_report,
+    ChangedFile, CodecError, LandedReport, RepoReport, Report, RequestCounts, TokenCounts,
+    read_report, write_report,
 };
 use marshal_model::budget::{NANOS_PER_DOLLAR, nanos_from_dollars};
 use marshal_model::{

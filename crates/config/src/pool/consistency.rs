@@ -329,6 +329,9 @@ fn check_discovered_file(
     // A registered workspace was refused by its own table.
     let is_own = blame.workspace.path.key.starts_with("pool.");
     if is_own && !pool.workspace.path.starts_with(context.dir) {
-        refuse(&blame.workspace.path, "a workspace outside its own directory");
+        refuse(
+            &blame.workspace.path,
+            "a workspace outside its own directory",
+        );
     }
 }

@@ -73,8 +73,14 @@ impl CloneId {
     #[must_use]
     pub fn all(copies: &Root, session: &SessionId) -> Vec<Self> {
         let all = (0..=limits::WORKSPACE_REPOS).map(|number| Self::numbered(session, number));
-        all.take_while(|id| copies.path().join(id.sidecar("branch")).symlink_metadata().is_ok())
-            .collect()
+        all.take_while(|id| {
+            copies
+                .path()
+                .join(id.sidecar("branch"))
+                .symlink_metadata()
+                .is_ok()
+        })
+        .collect()
     }
 
     /// Whether it is the clone of the workspace itself.
@@ -255,10 +261,7 @@ pub fn write_landing(
 ///
 /// # Errors
 /// [`BranchError::Record`]
-pub fn read_landing(
-    copies: &Root,
-    id: &CloneId,
-) -> Result<Option<LandingRecord>, BranchError> {
+pub fn read_landing(copies: &Root, id: &CloneId) -> Result<Option<LandingRecord>, BranchError> {
     let name = id.sidecar("landing");
     if copies.path().join(&name).symlink_metadata().is_err() {
         return Ok(None);

@@ -14,12 +14,12 @@ use rustix::fs::{Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use self::copier::Copier;
+use super::branch::exclude;
 use super::file_list::{FileList, GitDir, ListError, git_dir};
 use super::mask::Masks;
+use super::place::{self, PlaceError};
 use super::removal::remove_tree;
 use super::secret_content::clean_git_config;
-use super::branch::exclude;
-use super::place::{self, PlaceError};
 use super::tree::{FileId, Root, TreeError, open_dir_at, open_handle_at};
 use super::{Owner, foreign_path};
 use crate::state_dir::StateDir;

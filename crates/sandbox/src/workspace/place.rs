@@ -70,10 +70,12 @@ fn make_parent(
         }
         dir = match make_dir(&dir, &name, at, owner)? {
             Some(made) => made,
-            None => open_dir_at(&dir, &name).map_err(|error| match Errno::from_io_error(&error) {
-                Some(Errno::NOTDIR | Errno::LOOP) => PlaceError::Taken(at.to_owned()),
-                _ => io_failed(error),
-            })?,
+            None => {
+                open_dir_at(&dir, &name).map_err(|error| match Errno::from_io_error(&error) {
+                    Some(Errno::NOTDIR | Errno::LOOP) => PlaceError::Taken(at.to_owned()),
+                    _ => io_failed(error),
+                })?
+            }
         };
     }
     Err(PlaceError::Taken(at.to_owned()))
@@ -92,8 +94,8 @@ fn make_dir(
         Err(Errno::EXIST) => return Ok(None),
         Err(errno) => return Err(failed(at, errno)),
     }
-    let dir = open_dir_at(parent, name)
-        .map_err(|error| TreeError::at("open", at.as_bytes(), error))?;
+    let dir =
+        open_dir_at(parent, name).map_err(|error| TreeError::at("open", at.as_bytes(), error))?;
     let own = || {
         rustix::fs::fchmod(&dir, mode)?;
         if let Some(Owner { uid, gid }) = owner {
@@ -128,7 +130,14 @@ mod tests {
         std::os::unix::fs::symlink("../outside", at("tree/link")).unwrap();
         let tree = Root::open(&at("tree")).unwrap();
         let from = Root::open(&at("from")).unwrap();
-        for taken in ["src", "empty", "src/file", "src/file/lib", "link", "link/lib"] {
+        for taken in [
+            "src",
+            "empty",
+            "src/file",
+            "src/file/lib",
+            "link",
+            "link/lib",
+        ] {
             let made = make(&tree, taken, None);
             assert!(matches!(made, Err(PlaceError::Taken(_))), "{taken}");
             let moved = move_to((&from, "clone"), &tree, taken, None);

@@ -114,7 +114,9 @@ impl NotLanded {
                 rebase_command(at, target),
             )),
             Self::CheckFailed { targets, why } => {
-                let commands = targets.iter().map(|(at, target)| rebase_command(at, target));
+                let commands = targets
+                    .iter()
+                    .map(|(at, target)| rebase_command(at, target));
                 Some(format!(
                     "Your work was put onto the branch {onto}, and the check failed there: {why}. \
                      Commit what you have, run {} to get the other \
@@ -261,11 +263,18 @@ pub(crate) async fn land_bundles(
         blocking(&shared.ambient, move || SessionClone::open_all(&request)).await??
     };
     // In one order, so that no two landings wait for each other.
-    let mut branches: Vec<_> = clones.iter().map(|clone| &clone.repository.common).collect();
+    let mut branches: Vec<_> = clones
+        .iter()
+        .map(|clone| &clone.repository.common)
+        .collect();
     branches.sort();
     let keys = branches.into_iter();
     let locks: Vec<_> = keys
-        .map(|common| shared.landings.lock_of((common.clone(), request.onto.clone())))
+        .map(|common| {
+            shared
+                .landings
+                .lock_of((common.clone(), request.onto.clone()))
+        })
         .collect();
     let mut turns = Vec::new();
     for lock in &locks {
@@ -630,11 +639,7 @@ impl LandingRun<'_> {
     }
 
     /// The changed files that other programs run or obey, and that nobody allowed.
-    fn find_outside(
-        &self,
-        clone: &SessionClone,
-        paths: &[String],
-    ) -> Vec<(String, &'static str)> {
+    fn find_outside(&self, clone: &SessionClone, paths: &[String]) -> Vec<(String, &'static str)> {
         let policies = [guard()];
         let of_path = |path: &String| {
             let what = outside::find_use(&policies, path, true)?;

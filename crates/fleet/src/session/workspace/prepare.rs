@@ -37,8 +37,8 @@ use marshal_dialect::{self as dialect, Attachment, OpenParams};
 use marshal_launch::{LaunchPlan, SandboxSpec};
 use marshal_model::{SessionId, SlotId, UntrustedText};
 use marshal_policy::{FsContext, OpaqueFs};
-use marshal_sandbox::workspace::branch::{CloneId, CloneRecord};
 use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
+use marshal_sandbox::workspace::branch::{CloneId, CloneRecord};
 use marshal_sandbox::workspace::layer::LayerMount;
 use marshal_sandbox::workspace::{
     Home, HomeContents, Overlay, Owner, Root, TreeError, TreeResolver, home, login,
@@ -111,7 +111,9 @@ impl PrepareRequest {
     /// The further directories of the session's tree. A setup prepares the workspace alone.
     fn repos<'p>(&self, pool: &'p PoolShared) -> impl Iterator<Item = &'p WorkspaceRepo> + use<'p> {
         let repos = &pool.config.workspace.repos;
-        repos.iter().take(if self.is_setup { 0 } else { repos.len() })
+        repos
+            .iter()
+            .take(if self.is_setup { 0 } else { repos.len() })
     }
 
     /// For a program that works in clones of its own, of these commits of the source and, by their places,

@@ -10,7 +10,8 @@ use marshal_sandbox::state_dir::StateError;
 use marshal_sandbox::workspace::branch::BranchError;
 use marshal_sandbox::workspace::layer::LayerError;
 use marshal_sandbox::workspace::{
-    CopyError, HomeError, MaskError, OverlayError, PlaceError, ProtectedError, SliceError, TreeError,
+    CopyError, HomeError, MaskError, OverlayError, PlaceError, ProtectedError, SliceError,
+    TreeError,
 };
 use marshal_sandbox::{self as sandbox, PlanError};
 

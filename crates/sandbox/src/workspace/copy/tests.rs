@@ -44,7 +44,14 @@ impl Place {
         let owner = is_root().then_some(OWNER);
         let source = Root::open(&self.at("")).unwrap();
         let session = SessionId::new(name).unwrap();
-        create(&self.state, &session, (&source, listing), &[], owner, bounds)
+        create(
+            &self.state,
+            &session,
+            (&source, listing),
+            &[],
+            owner,
+            bounds,
+        )
     }
 
     fn everything(&self, name: &str) -> CopyReport {

@@ -12,8 +12,8 @@ use super::{
     PrepareError, PrepareRequest, PreparedSession, SessionDirs, WORKSPACE_INSIDE, blocking,
     host_tree, owner,
 };
-use crate::session::workspace::git_listing;
 use crate::fleet_event::RepoBundle;
+use crate::session::workspace::git_listing;
 use crate::setup::{PoolShared, Shared};
 use marshal_config::WorkspaceMode;
 use marshal_launch::{LaunchPlan, ProgramOutput, RunError, SpawnError};
@@ -100,7 +100,9 @@ fn publish(
         branch::exclude(copies, part, places.iter().map(String::as_bytes))
             .map_err(|error| bad(error.into()))?;
     }
-    let records = made.iter().map(|(_, id, record)| (id.clone(), record.clone()));
+    let records = made
+        .iter()
+        .map(|(_, id, record)| (id.clone(), record.clone()));
     branch::publish_clones(&shared.state, session, part, &records.collect::<Vec<_>>()).map_err(bad)
 }
 
@@ -239,7 +241,9 @@ impl CloneMaker<'_> {
             writable: true,
             ..GitSandbox::read_only(env)
         };
-        let output = step.run(&place, argv, git_sandbox, GIT_OUTPUT_BYTES).await?;
+        let output = step
+            .run(&place, argv, git_sandbox, GIT_OUTPUT_BYTES)
+            .await?;
         warn_of_missing_files(pool, &record.source, &output.stdout);
         let to = Arc::clone(shared);
         blocking(&shared.ambient, move || {
@@ -266,12 +270,7 @@ pub(super) async fn resolve(shared: &Arc<Shared>, path: &Path) -> Result<PathBuf
 /// Says once what the clones lack.
 fn warn_of_missing_files(pool: &PoolShared, source: &Path, output: &[u8]) {
     let missing = clone::missing_files(output).unwrap_or_default();
-    let mut warned = pool
-        .warned_missing
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    let before = warned.insert(source.to_owned(), missing.clone());
-    if !missing.is_empty() && before.as_ref() != Some(&missing) {
+    if pool.is_new_warning(source, &missing) && !missing.is_empty() {
         let workspace = source.display();
         let missing = untrusted::escape_for_display(&missing, 1000);
         tracing::warn!(%workspace, missing, "the clones lack files");
@@ -542,7 +541,13 @@ fn objects_alone(space: &SessionDirs) -> ExtraMounts {
         clones.any(|(id, _)| id.objects_inside() == *inside)
     };
     ExtraMounts {
-        trees: space.beside.trees.iter().filter(is_objects).cloned().collect(),
+        trees: space
+            .beside
+            .trees
+            .iter()
+            .filter(is_objects)
+            .cloned()
+            .collect(),
         ..ExtraMounts::none()
     }
 }

@@ -20,8 +20,8 @@ use marshal_sandbox::workspace::branch::{Repository, SOURCE_INSIDE};
 use marshal_sandbox::workspace::copy::FurtherDirectory;
 use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::workspace::{
-    FileList, GitDir, Listing, MaskError, Masks, Owner, Root, WorkspaceView, copy, file_list, layer,
-    slice,
+    FileList, GitDir, Listing, MaskError, Masks, Owner, Root, WorkspaceView, copy, file_list,
+    layer, slice,
 };
 
 /// The sandbox of a git command.
@@ -57,6 +57,9 @@ pub(crate) async fn prepare_tree(
     space: &mut SessionDirs,
     owner: Option<Owner>,
 ) -> Result<(), PrepareError> {
+    if pool.config.workspace.mode != WorkspaceMode::Worktree {
+        warn_of_outer_repository(shared, pool, source).await?;
+    }
     if pool.config.workspace.mode.is_per_session() {
         let place = copy::path(&shared.state, &order.session);
         let is_there = place.symlink_metadata().is_ok();
@@ -80,7 +83,10 @@ async fn show_directories(
     order: &PrepareRequest,
     space: &mut SessionDirs,
 ) -> Result<(), PrepareError> {
-    for repo in order.repos(pool).filter(|repo| repo.mode == WorkspaceMode::Ro) {
+    for repo in order
+        .repos(pool)
+        .filter(|repo| repo.mode == WorkspaceMode::Ro)
+    {
         let path = branch::resolve(shared, &repo.path).await?;
         let (tree, masks) = (space.workspace.clone(), Arc::clone(&pool.workspace_masks));
         let (at, source) = (repo.at.clone(), path.clone());
@@ -172,6 +178,26 @@ async fn list_files(
     }
     let plan = list_plan(shared, pool, source, space)?;
     git_listing::git_list(shared, plan, source, &order.cancelled).await
+}
+
+/// Says once that git finds no repository: a linked worktree and a submodule have theirs elsewhere. It is not
+/// mounted, because whoever can write the workspace can write the file that names it.
+async fn warn_of_outer_repository(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    source: &Path,
+) -> Result<(), PrepareError> {
+    let path = source.to_owned();
+    let found = blocking(&shared.ambient, move || {
+        file_list::git_dir(&Root::open_resolved(&path).ok()?).ok()
+    });
+    if found.await? == Some(GitDir::Elsewhere) {
+        let (name, workspace) = (&pool.config.name, source.display());
+        if pool.is_new_warning(source, "outer repository") {
+            tracing::warn!(pool = %name, %workspace, "git does not work in this workspace, whose repository is outside of it and not mounted: use mode \"worktree\"");
+        }
+    }
+    Ok(())
 }
 
 /// Makes the session's own tree: a copy of the source, or a clone.
