@@ -401,8 +401,8 @@ async fn copy_workspace(
     let made = copy::create(
         &state,
         &session,
-        &root,
-        &listing,
+        (&root, &listing),
+        &[],
         owner,
         copy::CopyBounds::default(),
     )?;
