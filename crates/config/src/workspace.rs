@@ -9,6 +9,7 @@ use std::path::Path;
 use toml::de::DeValue;
 
 use super::error::quote;
+use super::key_types::ValueType;
 use super::paths;
 use super::pool::workspace_view;
 use super::sandbox::NAME_PATTERN;
@@ -96,7 +97,12 @@ pub(super) fn read_of_pool(
 ) -> WorkspaceDraft {
     let item = section.get("workspace");
     let name = item.as_ref().and_then(|item| {
+        item.record_type(ValueType::Pattern(NAME_PATTERN));
         let is_text = matches!(item.value(), DeValue::String(_));
+        if !is_text && !item.is_table() {
+            let _: Option<()> =
+                item.report_unexpected("the name of a [workspace.NAME] or a table");
+        }
         is_text.then(|| item.text_like(NAME_PATTERN)).flatten()
     });
     if let Some(found) = name {
@@ -117,7 +123,7 @@ pub(super) fn read_of_pool(
         }
         return WorkspaceDraft::absent(section, dir);
     }
-    if item.is_some_and(|item| !item.is_table() && matches!(item.value(), DeValue::String(_))) {
+    if item.is_some_and(|item| !item.is_table()) {
         return WorkspaceDraft::absent(section, dir);
     }
     let table = section.section("workspace");

@@ -117,6 +117,7 @@ impl Row {
             "hook.NAME.command" => format!("{BARE}{set}"),
             key if key.starts_with("hook.NAME.") => format!("{BARE_HOOK}{set}"),
             "store.ca" => format!("{BARE}store.postgres = \"env:S\"\n{set}"),
+            "pool.NAME.workspace" => format!("{BARE}workspace.own.path = \"src\"\n{set}"),
             "workspace.NAME.shared" => format!("{BARE}workspace.own.path = \"src\"\n{set}"),
             "role.NAME.model" => {
                 format!("pool.demo.dialect = \"acp\"\n{BARE}role.own.pool = \"demo\"\n{set}")
@@ -237,6 +238,7 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.model", "\"lab/model-1\""),
     ("pool.NAME.mode", "\"plan\""),
     ("pool.NAME.auth", "\"api-key\""),
+    ("pool.NAME.workspace", "\"own\""),
     ("pool.NAME.workspace.base", "\"origin/main\""),
     ("pool.NAME.workspace.setup.command", "[\"npm\", \"ci\"]"),
     ("pool.NAME.dialect.custom", "\"agent.toml\""),

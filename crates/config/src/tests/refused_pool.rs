@@ -229,7 +229,7 @@ fn names_must_lead_somewhere() {
 #[test]
 fn workspaces_are_checked() {
     check("workspace = \"/srv\"", "there is no workspace \"/srv\": expected the name of a [workspace.NAME], or a table such as { path = \".\", mode = \"copy\" }");
-    check("workspace = 4", "expected a table");
+    check("workspace = 4", "expected the name of a [workspace.NAME] or a table");
     check("workspace = { path = \"\" }", "pool.demo.workspace.path: a path must not be empty");
     check("workspace = { path = \"~\" }", "\"~\" is not expanded");
     check("workspace = { path = \"${HOME}\" }", "variables are not expanded");
