@@ -100,8 +100,7 @@ pub(super) fn read_of_pool(
         item.record_type(ValueType::Pattern(NAME_PATTERN));
         let is_text = matches!(item.value(), DeValue::String(_));
         if !is_text && !item.is_table() {
-            let _: Option<()> =
-                item.report_unexpected("the name of a [workspace.NAME] or a table");
+            let _: Option<()> = item.report_unexpected("the name of a [workspace.NAME] or a table");
         }
         is_text.then(|| item.text_like(NAME_PATTERN)).flatten()
     });

@@ -217,15 +217,26 @@ check     = ["sh", "-c", {check:?}]
 
 /// How each mode works with a kind: `None`, or why it does not.
 fn try_kind(kind: &Kind) -> BTreeMap<&'static str, Option<String>> {
+    let drill = Drill::new("");
+    let head = fs::read_to_string(drill.config()).expect("supervisor.toml");
+    fs::remove_dir_all(drill.workspace()).expect("removed");
+    (kind.make)(&drill);
+    for dir in ["project", "main", "lib"] {
+        if drill.path(dir).exists() {
+            let own = ["-R", OWNER];
+            let owned = Command::new("chown")
+                .args(own)
+                .arg(drill.path(dir))
+                .status();
+            assert!(owned.expect("chown").success());
+        }
+    }
     let mut outcomes = BTreeMap::new();
-    // What the configuration refuses is said before anything starts.
-    let mut pools = String::new();
-    let mut started = Vec::new();
+    let (mut pools, mut started) = (String::new(), Vec::new());
     for mode in MODES {
-        let writes = if mode == "ro" {
-            ""
-        } else {
-            "test -e made.txt || exit 5;"
+        let writes = match mode {
+            "ro" => "",
+            _ => "test -e made.txt || exit 5;",
         };
         let git_works = if kind.has_git {
             "git status >/dev/null 2>&1 || exit 4;"
@@ -237,34 +248,22 @@ fn try_kind(kind: &Kind) -> BTreeMap<&'static str, Option<String>> {
             kind.reads
         );
         let own = pool(mode, kind.keys, &check);
-        let alone = Drill::new(&own);
-        fs::create_dir_all(alone.path("lib")).expect("a directory");
-        let checked = alone.run(&["config", "check"]);
+        // What the configuration refuses is said before anything starts.
+        fs::write(drill.config(), format!("{head}{own}")).expect("supervisor.toml");
+        let checked = drill.run(&["config", "check"]);
         if checked.code == Some(0) {
             pools.push_str(&own);
             started.push(mode);
         } else {
-            let line = checked
-                .stderr
-                .lines()
-                .find(|line| line.contains("with mode"));
-            let line = line.unwrap_or_else(|| panic!("{mode}: {}", checked.all()));
-            let why = line.split_once(": with mode").expect("a reason").1;
-            outcomes.insert(mode, Some(format!("with mode{why}")));
+            let first = checked.stderr.lines().next().unwrap_or_default();
+            let why = first
+                .split_once("project: ")
+                .or_else(|| first.split_once(".repos: "));
+            let (_, why) = why.unwrap_or_else(|| panic!("{mode}: {}", checked.all()));
+            outcomes.insert(mode, Some(why.to_owned()));
         }
     }
-    let drill = Drill::new(&pools);
-    fs::remove_dir_all(drill.workspace()).expect("removed");
-    (kind.make)(&drill);
-    for dir in ["project", "main", "lib"] {
-        if drill.path(dir).exists() {
-            let owned = Command::new("chown")
-                .args(["-R", OWNER])
-                .arg(drill.path(dir))
-                .status();
-            assert!(owned.expect("chown").success());
-        }
-    }
+    fs::write(drill.config(), format!("{head}{pools}")).expect("supervisor.toml");
     let tasks = started.iter().map(|mode| {
         json!({"id": mode, "pool": mode, "prompt": "unasked echo made > made.txt"}).to_string()
     });

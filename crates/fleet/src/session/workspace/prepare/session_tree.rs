@@ -15,6 +15,7 @@ use crate::setup::{PoolShared, Shared};
 use marshal_config::WorkspaceMode;
 use marshal_launch::LaunchPlan;
 use marshal_model::SessionId;
+use marshal_model::limits::COPY_FILES;
 use marshal_sandbox::ExtraMounts;
 use marshal_sandbox::workspace::branch::{Repository, SOURCE_INSIDE};
 use marshal_sandbox::workspace::copy::FurtherDirectory;
@@ -177,7 +178,21 @@ async fn list_files(
         return Ok(None);
     }
     let plan = list_plan(shared, pool, source, space)?;
-    git_listing::git_list(shared, plan, source, &order.cancelled).await
+    let listed = git_listing::git_list(shared, plan, source, &order.cancelled).await?;
+    let Some(mut files) = listed else {
+        return Ok(None);
+    };
+    let path = source.to_owned();
+    blocking(&shared.ambient, move || {
+        let root = open_source(&path)?;
+        let added = files.add_nested(&root, COPY_FILES);
+        added.map_err(|error| PrepareError::Copy {
+            path,
+            source: error.into(),
+        })?;
+        Ok(Some(files))
+    })
+    .await?
 }
 
 /// Says once that git finds no repository: a linked worktree and a submodule have theirs elsewhere. It is not
