@@ -98,6 +98,7 @@ pub(super) fn read_of_pool(
     let item = section.get("workspace");
     let name = item.as_ref().and_then(|item| {
         item.record_type(ValueType::Pattern(NAME_PATTERN));
+        item.record_type(ValueType::Table);
         let is_text = matches!(item.value(), DeValue::String(_));
         if !is_text && !item.is_table() {
             let _: Option<()> = item.report_unexpected("the name of a [workspace.NAME] or a table");
