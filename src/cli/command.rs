@@ -25,6 +25,7 @@ use super::land_onto;
 use super::listeners::{self, ListenConfig, Listeners};
 use super::login;
 use super::ls;
+use super::passed_sockets::PassedSockets;
 use super::plan;
 use super::progress::Screen;
 use super::project::lookup::{self, Need};
@@ -35,6 +36,7 @@ use super::run::{self, Job, RunRequest};
 use super::run_bounds;
 #[cfg(feature = "rehearsal")]
 use super::script_model;
+use super::service_manager::ServiceManager;
 use super::session_diff;
 use super::short_ids;
 use super::show as session;
@@ -114,13 +116,25 @@ pub fn main() -> ExitCode {
         Ok(exit) => return exit.into(),
         Err(other) => *other,
     };
+    // Changes the environment: before there are threads.
+    let passed = match &cli.command {
+        Command::Up => PassedSockets::take(|name| std::env::var_os(name)),
+        _ => Ok(PassedSockets::default()),
+    };
+    let passed = match passed {
+        Ok(passed) => passed,
+        Err(why) => {
+            streams.err.line(&format!("error: {why}"));
+            return Exit::CannotStart.into();
+        }
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(marshal_model::limits::BLOCKING_THREADS)
         .enable_all()
         .build();
     match runtime {
         Ok(runtime) => {
-            let exit = runtime.block_on(dispatch(cli, streams));
+            let exit = runtime.block_on(dispatch(cli, passed, streams));
             // A thread that blocks in a system call must not delay the exit.
             runtime.shutdown_background();
             exit.into()
@@ -135,7 +149,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-async fn dispatch(mut cli: Cli, mut streams: Streams) -> Exit {
+async fn dispatch(mut cli: Cli, passed: PassedSockets, mut streams: Streams) -> Exit {
     if let Command::Config {
         command: ConfigCommand::Schema { dialect },
     } = cli.command
@@ -190,7 +204,7 @@ async fn dispatch(mut cli: Cli, mut streams: Streams) -> Exit {
             ConfigCommand::Schema { .. } => Exit::Usage, // handled above
         },
         Command::Run(args) => Box::pin(run(&cli, args, loaded, &directory, streams)).await,
-        Command::Up => Box::pin(daemon(&cli, loaded, streams)).await,
+        Command::Up => Box::pin(daemon(&cli, loaded, passed, streams)).await,
         Command::Acp { pool } => Box::pin(editor::run(&cli, pool, loaded, streams)).await,
         Command::Login(args) => match find_state(&loaded, &mut streams) {
             Ok(state) => Box::pin(login::run(args, &loaded, &state, &mut streams)).await,
@@ -345,7 +359,7 @@ async fn run_client_command(cli: &Cli, client: &ClientContext, streams: &mut Str
         }
         Command::Diff(args) => {
             let wanted = (&args.session, &*args.paths);
-            if let Some(exit) = land::show_diff(state, wanted, streams).await {
+            if let Some(exit) = Box::pin(land::show_diff(client, wanted, streams)).await {
                 return exit;
             }
             let config = client.load_or_note(streams);
@@ -665,6 +679,7 @@ async fn run_here(
         &plan,
         &started.fleet,
         SupervisorKind::Run,
+        None,
         &mut streams.err,
     );
     let (http, within) = match (http, within) {
@@ -689,7 +704,7 @@ async fn run_here(
     finish(started, exit, signals).await
 }
 
-async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
+async fn daemon(cli: &Cli, loaded: Loaded, passed: PassedSockets, mut streams: Streams) -> Exit {
     let state = match find_state(&loaded, &mut streams) {
         Ok(state) => state,
         Err(exit) => return exit,
@@ -701,8 +716,20 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     start_log(cli, &loaded.config, None, true);
     announce(&loaded, &mut streams);
     let plan = ListenConfig::new(&loaded);
+    let manager = ServiceManager::from_env(&loaded.config, |name| std::env::var_os(name));
+    let manager = match manager {
+        Ok(manager) => manager,
+        Err(why) => {
+            streams.err.line(&format!("error: {why}"));
+            return Exit::CannotStart;
+        }
+    };
     // Before anything is started: an address in use must leave nothing behind.
-    let http = match listeners::listen(&plan, SupervisorKind::Daemon, &mut streams.err).await {
+    let http = match passed.http {
+        Some(passed) => listeners::adopt(&plan, passed, &mut streams.err),
+        None => listeners::listen(&plan, SupervisorKind::Daemon, &mut streams.err).await,
+    };
+    let http = match http {
         Ok(http) => http,
         Err(exit) => return exit,
     };
@@ -728,6 +755,7 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
         &plan,
         &started.fleet,
         SupervisorKind::Daemon,
+        passed.control,
         &mut streams.err,
     );
     let mut within = match within {
@@ -749,6 +777,8 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
         let text = format!("resuming unfinished runs: {count}");
         streams.err.line(&text);
     }
+    manager.ready().await;
+    manager.attend(&started.fleet);
     let taking = tokio::spawn(up::resume_runs(
         started.fleet.clone(),
         listeners.runs(),
@@ -757,6 +787,7 @@ async fn daemon(cli: &Cli, loaded: Loaded, mut streams: Streams) -> Exit {
     let exit = up::serve(
         started.fleet.clone(),
         listeners,
+        &manager,
         &mut streams.err,
         &mut signals,
     )

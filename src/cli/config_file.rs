@@ -30,6 +30,8 @@ pub enum Source {
     Named(PathBuf),
     /// `supervisor.toml` of this directory, or above it in its repository.
     Found(PathBuf),
+    /// The user's or the host's, outside of projects.
+    Installed(PathBuf),
     /// The built-in configuration.
     BuiltIn,
 }
@@ -37,12 +39,12 @@ pub enum Source {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Named(path) | Self::Found(path) => {
+            Self::Named(path) | Self::Found(path) | Self::Installed(path) => {
                 write!(f, "configuration: {}", display_path(path))
             }
             Self::BuiltIn => write!(
                 f,
-                "configuration: built in (no {NAME} here, and no --config)"
+                "configuration: built in (no {NAME} here or below /etc/marshal, and no --config)"
             ),
         }
     }
@@ -89,17 +91,29 @@ pub enum LoadError {
 }
 
 /// Loads the configuration: the file `named` with `--config`, else `supervisor.toml` here or above
-/// in the repository, else the built-in one. `cwd` is the current directory, absolute.
+/// in the repository, else the user's, else the host's, else the built-in one. `cwd` is the current
+/// directory, absolute.
 ///
 /// # Errors
 /// The file cannot be read, is not trusted, or has errors. This includes errors that only the file
 /// system shows.
 pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
-    let found = project::configuration_file(cwd);
-    let (path, source) = match (named, found) {
-        (Some(path), _) => (cwd.join(path), Source::Named as fn(PathBuf) -> Source),
-        (None, Some(found)) => (found, Source::Found as fn(PathBuf) -> Source),
-        (None, None) => return built_in(cwd),
+    let installed = project::installed_configuration(|name| std::env::var_os(name));
+    load_from(named, cwd, installed)
+}
+
+fn load_from(
+    named: Option<&Path>,
+    cwd: &Path,
+    installed: Option<PathBuf>,
+) -> Result<Loaded, LoadError> {
+    // In its own directory, too, it is the one that was installed.
+    let found = project::configuration_file(cwd).filter(|found| Some(found) != installed.as_ref());
+    let (path, source) = match (named, found, installed) {
+        (Some(path), ..) => (cwd.join(path), Source::Named as fn(PathBuf) -> Source),
+        (None, Some(found), _) => (found, Source::Found as fn(PathBuf) -> Source),
+        (None, None, Some(installed)) => (installed, Source::Installed as fn(PathBuf) -> Source),
+        (None, None, None) => return built_in(cwd),
     };
     let read_error = |error| LoadError::Read {
         path: path.clone(),
@@ -118,11 +132,14 @@ pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
     let parent = path.parent().unwrap_or(cwd);
     let dir = fs::canonicalize(parent).map_err(read_error)?;
     let path = path.file_name().map_or(path.clone(), |name| dir.join(name));
-    let is_trusted = named.is_none() && trust_store::is_trusted(&path, &bytes);
+    let source = source(path.clone());
+    let is_found = matches!(source, Source::Found(_));
+    let is_trusted = is_found && trust_store::is_trusted(&path, &bytes);
     let origin = Origin {
         file: Some(path.clone()),
         dir: dir.clone(),
-        is_explicit: named.is_some() || is_trusted,
+        // No repository that somebody else wrote can put a file where the user's and the host's are.
+        is_explicit: !is_found || is_trusted,
     };
     let mut config = Config::parse_bytes(&bytes, &origin).map_err(Box::new)?;
     find_programs(&mut config, &origin).map_err(Box::new)?;
@@ -131,7 +148,7 @@ pub fn load(named: Option<&Path>, cwd: &Path) -> Result<Loaded, LoadError> {
     check_policies(&config).map_err(Box::new)?;
     let loaded = Loaded {
         config,
-        source: source(path),
+        source,
         project: dir,
         content: bytes,
         is_explicit: origin.is_explicit,

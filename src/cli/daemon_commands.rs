@@ -75,6 +75,11 @@ pub(super) async fn stop_supervisor(
     json: bool,
     streams: &mut Streams,
 ) -> Exit {
+    // What the service manager listens on for a supervisor starts it now. Until it answers, that
+    // manager is the peer.
+    if let Err(error) = request_json(state, Method::GET, "/api/v1/supervisor", None).await {
+        return error.report(streams);
+    }
     // Before the request: its pid may be another's afterwards.
     let process = connect(state, SOCKET).await.and_then(|stream| {
         let pid = stream.peer_cred()?.pid().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;

@@ -69,6 +69,7 @@ pub(super) async fn run(cli: &Cli, pool: &PoolName, loaded: Loaded, mut streams:
         &plan,
         &started.fleet,
         SupervisorKind::Editor,
+        None,
         &mut streams.err,
     );
     let (http, within) = match (http, within) {

@@ -1,4 +1,4 @@
-//! `land` without a branch: brings the branch of a session that worked in a clone into the original
+//! `land` without `--onto`: brings the branch of a session that worked in a clone into the original
 //! repository.
 //!
 //! The bundle comes from an agent's sandbox, so it is untrusted. Git unpacks and checks it in a
@@ -8,20 +8,25 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::command::ClientContext;
+use super::config_file::LoadError;
+use super::events::{JournalError, open_journal};
 use super::exit::Exit;
 use super::outside;
+use super::policies::{self, PoolPolicyError};
 use super::streams::{Output, Streams};
 use super::trust::display_path;
 use super::uid_block;
 use marshal_config::{Config, DEFAULT, Origin, Sandbox as SandboxProfile};
 use marshal_launch::{self as launch, LaunchPlan, RunError, SandboxSpec, Spawner};
-use marshal_model::limits::{BUNDLE_BYTES, GIT_TREE_TIMEOUT};
+use marshal_model::limits::{BUNDLE_BYTES, GIT_LIST_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::{ExitStatus, SessionId, untrusted};
-use marshal_policy::guard;
-use marshal_policy::outside::{find_use, is_allowed};
+use marshal_policy::{Policy, guard};
 use marshal_sandbox::uids::{LockedBlock, UidError};
 use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
+use marshal_sandbox::workspace::branch::changes::{Change, OutsideChange, Verdict, find_outside};
 use marshal_sandbox::workspace::branch::git::{self, UnpackOutcome};
 use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::{
@@ -34,6 +39,8 @@ use marshal_wire::shim::MountAccess;
 
 /// Columns of a line of a diff.
 const LINE: usize = 2000;
+/// Columns of a branch's name.
+const BRANCH: usize = 200;
 /// The PATH in git's sandbox.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// The most runs with a separate state directory that are searched.
@@ -62,7 +69,7 @@ enum LandBranchError {
     Foreign(String),
     /// The branch exists with another commit.
     #[error(
-        "the branch {branch} exists already, at {has}; rename it (git branch -m {branch} OTHER) and try again"
+        "the branch {branch} exists already, at {has}; rename it (git branch -m {branch} OTHER), or give the new one another name (--into NAME)"
     )]
     Exists {
         /// The branch's name.
@@ -70,11 +77,16 @@ enum LandBranchError {
         /// The commit that it points to.
         has: ObjectId,
     },
-    /// A branch has the name of the directory for branches of sessions.
+    /// A branch stands where a directory would have to be, or the other way round.
     #[error(
-        "the repository has a branch \"marshal\", so no branch can be named marshal/SESSION; rename it and try again"
+        "the repository has a branch {by}, so no branch can be named {branch}; rename it (git branch -m {by} OTHER), or give the new one another name (--into NAME)"
     )]
-    Blocked,
+    Blocked {
+        /// The branch that cannot be made.
+        branch: String,
+        /// The one that is there.
+        by: String,
+    },
     /// The repository stores refs in an unsupported format.
     #[error(
         "the repository stores its branches in a reftable, which is not supported; use git instead: git -c fetch.fsckObjects=true fetch {0}"
@@ -88,9 +100,23 @@ enum LandBranchError {
     TooManyChanges,
     /// It changes files that other programs run or obey, and nobody allowed that; they are listed.
     #[error(
-        "nothing was taken: {0} of its files would take effect outside of the sandbox; look at them (marshal diff), and add --allow PATH for each file or directory"
+        "nothing landed: {0} of its files would take effect outside of the sandbox; look at them (marshal diff), and add --allow PATH for each file or directory"
     )]
     Outside(usize),
+    /// It has files of secrets; they are listed.
+    #[error(
+        "nothing landed: {0} of its files are secrets, which no --allow takes; a branch without them in any of its commits can land"
+    )]
+    Secrets(usize),
+    /// The configuration cannot be used.
+    #[error("{0}")]
+    Config(#[from] LoadError),
+    /// The policy that decides what may leave the sandbox is not known.
+    #[error(transparent)]
+    Policy(#[from] PoolPolicyError),
+    /// The journal does not say which pool it was.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
     /// Git could not be run.
     #[error("git cannot be run in a sandbox: {0}")]
     Sandbox(#[from] RunError),
@@ -117,7 +143,10 @@ enum LandBranchError {
 impl LandBranchError {
     fn exit(&self) -> Exit {
         match self {
-            Self::NoClone { .. } | Self::NoBundle(_) => Exit::Usage,
+            Self::NoClone { .. } | Self::NoBundle(_) | Self::Config(_) | Self::Policy(_) => {
+                Exit::Usage
+            }
+            Self::Journal(error) => error.exit(),
             Self::Foreign(_) => Exit::NotPermitted,
             Self::Sandbox(_) | Self::Uids(_) | Self::Plan(_) | Self::Spawner(_) => {
                 Exit::CannotStart
@@ -138,14 +167,25 @@ struct LandedBranch {
     was_there: bool,
 }
 
-/// Brings in the branches of `session`, in each repository of its workspace.
+/// What to bring in.
+pub(super) struct BranchRequest<'a> {
+    /// The state directory that has the session.
+    pub(super) state: &'a Path,
+    pub(super) session: &'a SessionId,
+    /// Files and directories that may take effect outside of the sandbox.
+    pub(super) allow: &'a [String],
+    /// Another name for the branch.
+    pub(super) into: Option<&'a str>,
+}
+
+/// Brings in the branches of a session, in each repository of its workspace.
 pub(super) async fn land_branch(
-    state: &Path,
-    (session, allow): (&SessionId, &[String]),
+    client: &ClientContext,
+    request: &BranchRequest<'_>,
     json: bool,
     streams: &mut Streams,
 ) -> Exit {
-    let landed = match land_bundles(state, (session, allow), streams).await {
+    let landed = match land_bundles(client, request, streams).await {
         Ok(landed) => landed,
         Err(error) => {
             streams.err.line(&format!("error: {error}"));
@@ -156,7 +196,7 @@ pub(super) async fn land_branch(
         let (source, was_there) = (of.source, of.was_there);
         if json {
             let mut object = serde_json::json!({
-                "session": session.as_str(),
+                "session": request.session.as_str(),
                 "branch": of.branch,
                 "commit": of.tip.as_str(),
                 "workspace": source.to_string_lossy(),
@@ -178,34 +218,39 @@ pub(super) async fn land_branch(
 }
 
 async fn land_bundles(
-    state: &Path,
-    (session, allow): (&SessionId, &[String]),
+    client: &ClientContext,
+    request: &BranchRequest<'_>,
     streams: &mut Streams,
 ) -> Result<Vec<LandedBranch>, LandBranchError> {
-    let bundles = StoredBundle::open_all(state, session)?;
-    let name = branch::branch_name(session);
+    let bundles = StoredBundle::open_all(request.state, request.session)?;
+    let policy = policy_of(&bundles, &client.load()?.config, request.session)?;
     let mut checked = Vec::new();
-    let mut refused = 0;
+    let (mut secrets, mut outside) = (0, 0);
     for bundle in &bundles {
+        let own_name = || bundle.record.branch_of(request.session);
+        let name = request.into.map_or_else(own_name, str::to_owned);
         let sandbox = UnpackSandbox::create(bundle)?;
         let pack = check(&sandbox, &name).await?;
-        if let Some((_, paths)) = &pack {
-            let outside = bundle.list_outside(paths, &mut streams.err);
-            let outside = outside.iter();
-            refused += outside.filter(|(path, _)| !is_allowed(allow, path)).count();
+        if let Some((_, changes)) = &pack {
+            let found = bundle.list_outside(changes, &policy, request.allow, &mut streams.err);
+            let count = |verdict| found.iter().filter(|file| file.verdict == verdict).count();
+            secrets += count(Verdict::Secret);
+            outside += count(Verdict::NeedsAllow);
         }
-        checked.push((sandbox, pack));
+        checked.push((sandbox, name, pack));
     }
-    if refused > 0 {
-        return Err(LandBranchError::Outside(refused));
+    match (secrets, outside) {
+        (0, 0) => {}
+        (0, outside) => return Err(LandBranchError::Outside(outside)),
+        (secrets, _) => return Err(LandBranchError::Secrets(secrets)),
     }
-    let landed = checked.iter().map(|(sandbox, pack)| {
-        if let Some((pack, _)) = pack {
-            place(sandbox, pack, &name)?;
+    let landed = checked.into_iter().map(|(sandbox, name, pack)| {
+        if let Some((pack, _)) = &pack {
+            place(&sandbox, pack, &name)?;
         }
         let StoredBundle { record, head, .. } = sandbox.bundle;
         Ok(LandedBranch {
-            branch: name.clone(),
+            branch: name,
             tip: head.tip.clone(),
             source: record.source.clone(),
             at: record.at.clone(),
@@ -217,12 +262,13 @@ async fn land_bundles(
 
 /// Shows what the branches of a session change, by paths of the workspace; `None` if the session has no clone.
 pub(super) async fn show_diff(
-    state: &Path,
+    client: &ClientContext,
     (session, paths): (&SessionId, &[String]),
     streams: &mut Streams,
 ) -> Option<Exit> {
     let shown = async {
-        let bundles = StoredBundle::open_all(state, session)?;
+        let bundles = StoredBundle::open_all(&client.state, session)?;
+        let policy = policy_of(&bundles, &client.load()?.config, session)?;
         let mut texts = Vec::new();
         for bundle in &bundles {
             let Some(paths) = bundle.own_paths(paths) else {
@@ -232,10 +278,10 @@ pub(super) async fn show_diff(
             let listed = sandbox.run(git::unpack(
                 bundle.head.pack_offset,
                 bundle.ends(),
-                &branch::branch_name(session),
+                &bundle.record.branch_of(session),
             ));
-            if let UnpackOutcome::Checked { paths, .. } = UnpackOutcome::parse(&listed.await?)? {
-                bundle.list_outside(&paths, &mut streams.out);
+            if let UnpackOutcome::Checked { changes, .. } = UnpackOutcome::parse(&listed.await?)? {
+                bundle.list_outside(&changes, &policy, &[], &mut streams.out);
             }
             let sandbox = UnpackSandbox::create(bundle)?;
             let (at, head) = (&bundle.record.at, &bundle.head);
@@ -259,6 +305,20 @@ pub(super) async fn show_diff(
     }
 }
 
+/// The policy of the session's pool. The journal is beside the clones, where no agent writes.
+fn policy_of(
+    bundles: &[StoredBundle],
+    config: &Config,
+    session: &SessionId,
+) -> Result<Arc<Policy>, LandBranchError> {
+    let copies = bundles.first().map(|bundle| bundle.copies.path());
+    let copies = copies.ok_or_else(|| LandBranchError::NoBundle(session.clone()))?;
+    let journal = open_journal(copies.parent().unwrap_or(copies))?;
+    let row = journal.session(session).map_err(JournalError::from)?;
+    let row = row.ok_or_else(|| JournalError::NoSession(session.clone()))?;
+    Ok(policies::of_pool(config, &row.pool)?.1)
+}
+
 /// A bundle of a session, as the session left it.
 struct StoredBundle {
     copies: Root,
@@ -280,7 +340,7 @@ impl StoredBundle {
             }
             let record = branch::read_record(&copies, &id)?;
             bundles.push(Self {
-                head: branch::stored_header(&copies, &id, &record.base)?,
+                head: branch::stored_header(&copies, &id, &record)?,
                 repository: Repository::find(&record.source)?.common,
                 copies: Root::open_resolved(copies.path())?,
                 record,
@@ -311,24 +371,16 @@ impl StoredBundle {
         (!own.is_empty()).then_some(own)
     }
 
-    /// The files that other programs run or obey, as paths of the workspace.
-    fn find_outside(&self, paths: &[String]) -> Vec<(String, &'static str)> {
-        let at = &self.record.at;
-        let with_use = |path: &String| {
-            let what = find_use(&[guard()], path, true)?;
-            let path = match at.as_str() {
-                "" => path.clone(),
-                _ => format!("{at}/{path}"),
-            };
-            Some((path, what))
-        };
-        paths.iter().filter_map(with_use).collect()
-    }
-
-    /// Lists them, and returns them.
-    fn list_outside(&self, paths: &[String], out: &mut Output) -> Vec<(String, &'static str)> {
-        let found = self.find_outside(paths);
-        outside::list(found.iter().map(|(path, what)| (path.as_str(), *what)), out);
+    /// Lists the files that take effect outside, and returns them.
+    fn list_outside(
+        &self,
+        changes: &[Change],
+        policy: &Policy,
+        allow: &[String],
+        output: &mut Output,
+    ) -> Vec<OutsideChange> {
+        let found = find_outside(changes, &self.record.at, &[guard(), policy], allow);
+        outside::list(found.iter().map(|file| (&*file.path, file.what)), output);
         found
     }
 
@@ -343,17 +395,20 @@ impl StoredBundle {
 async fn check(
     sandbox: &UnpackSandbox<'_>,
     name: &str,
-) -> Result<Option<(String, Vec<String>)>, LandBranchError> {
+) -> Result<Option<(String, Vec<Change>)>, LandBranchError> {
     let StoredBundle { head, path, .. } = sandbox.bundle;
     let command = git::unpack(head.pack_offset, sandbox.bundle.ends(), name);
     let output = sandbox.run(command).await?;
-    let (pack, has, paths) = match UnpackOutcome::parse(&output)? {
-        UnpackOutcome::Checked { pack, has, paths } => (pack, has, paths),
-        UnpackOutcome::Blocked => return Err(LandBranchError::Blocked),
+    let (pack, has, changes) = match UnpackOutcome::parse(&output)? {
+        UnpackOutcome::Checked { pack, has, changes } => (pack, has, changes),
+        UnpackOutcome::Blocked { by } => {
+            let (branch, by) = (name.to_owned(), by.escape_for_display(BRANCH));
+            return Err(LandBranchError::Blocked { branch, by });
+        }
         UnpackOutcome::Reftable => return Err(LandBranchError::Reftable(display_path(path))),
     };
     match has {
-        None => Ok(Some((pack, paths))),
+        None => Ok(Some((pack, changes))),
         Some(has) if has == head.tip => Ok(None),
         Some(has) => Err(LandBranchError::Exists {
             branch: name.to_owned(),
@@ -368,7 +423,7 @@ fn place(sandbox: &UnpackSandbox<'_>, pack: &str, name: &str) -> Result<(), Land
         head, repository, ..
     } = sandbox.bundle;
     let git = Root::open_resolved(repository)?;
-    let packs = sandbox.place.join("objects/pack");
+    let packs = sandbox.place.join(git::UNPACKED_PACK);
     // Git has ended, and it could only write its own files: a link among them cannot lead
     // elsewhere.
     let from = Root::open_resolved(&packs)?;
@@ -403,7 +458,7 @@ impl<'b> UnpackSandbox<'b> {
             }),
             HostIds::Own { .. } => None,
         };
-        let what = format!("take-{}", uuid::Uuid::now_v7());
+        let what = format!("land-{}", uuid::Uuid::now_v7());
         let (part, place) = branch::create_scratch(&bundle.copies, &what, owner)?;
         Ok(Self {
             profile: standard_profile(),
@@ -419,8 +474,7 @@ impl<'b> UnpackSandbox<'b> {
     /// Runs git to its end; returns its whole output.
     async fn run(&self, command: GitCommand) -> Result<Vec<u8>, LandBranchError> {
         let plan = self.plan(command)?;
-        let run =
-            launch::run_to_end(&self.spawner, plan, GIT_TREE_TIMEOUT, git::DIFF_BYTES).await?;
+        let run = launch::run_to_end(&self.spawner, plan, GIT_TREE_TIMEOUT, GIT_LIST_BYTES).await?;
         if run.status != ExitStatus::Code(0) {
             let message = String::from_utf8_lossy(&run.stderr).into_owned();
             let message = untrusted::escape_for_display(message.trim(), 400);
@@ -460,7 +514,7 @@ impl<'b> UnpackSandbox<'b> {
                 ],
                 ..ExtraMounts::none()
             },
-            hostname: "take",
+            hostname: "land",
             ..sandbox::probe_request(profile, self.ids)
         })?;
         let mut limits = sandbox::limits_of(profile);

@@ -1,8 +1,9 @@
-//! `land --onto`: brings the work of sessions and runs onto a branch, one after the other.
+//! `land`: which work lands; and `--onto`, which brings it onto a branch, one after the other.
 //!
 //! Owns what is landed and in which order, and how it is told. A fleet of this process does it, which
 //! starts no agent: so the check runs as in the pool. Must not know how a bundle lands.
 
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -11,17 +12,20 @@ use tokio_util::sync::CancellationToken;
 use super::command::{self, ClientContext, FleetPlace};
 use super::events::{JournalError, open_journal};
 use super::exit::Exit;
-use super::land;
+use super::land::{self, BranchRequest};
+use super::pull_request;
 use super::run::unless_signalled;
 use super::short_ids::{AmbiguousId, complete_id, short};
 use super::signals::Signals;
+use super::start::RunningFleet;
 use super::streams::Streams;
 use marshal_engine::api::SupervisorKind;
-use marshal_fleet::{FleetHandle, LandRequest, Landing, LandingError, ResumeScope, Stop};
-use marshal_journal::codec::{read_report, read_spec};
+use marshal_fleet::{FleetHandle, LandRequest, Landing, LandingError, OwnCheck, ResumeScope, Stop};
+use marshal_journal::codec::{LinesReport, Report, read_report, read_spec};
 use marshal_journal::{CONVERSATION_COMMAND, IdKind, StoredTask};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, RunId, SessionId, TaskOutcome};
+use marshal_sandbox::workspace::branch::{BranchOwner, branch_owner};
 
 /// Columns of an id.
 const ID: usize = 128;
@@ -29,15 +33,30 @@ const ID: usize = 128;
 /// `land …`
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
 pub struct LandArgs {
-    /// Runs and sessions, or the ends of their ids, or ids of tasks of the newest run; without any, the
-    /// newest run
-    #[arg(value_name = "RUN | SESSION")]
+    /// Runs, sessions, or the ends of their ids; tasks of the newest run; branches as `marshal results`
+    /// names them. Without any, the newest run
+    #[arg(value_name = "RUN | SESSION | TASK | BRANCH")]
     pub names: Vec<String>,
     /// Land the work on this branch, which no working tree may have checked out; without it, the
-    /// branch of one session is only brought into its repository, as marshal/SESSION
+    /// branch of one task or session is only brought into its repository
     #[arg(long, value_name = "BRANCH", value_parser = super::args::branch)]
     pub onto: Option<String>,
-    /// Also take changes of this file, or below this directory, although other programs run or obey it
+    /// Without --onto: bring the branch in under this name, instead of its own
+    #[arg(long, value_name = "NAME", value_parser = super::args::branch, conflicts_with = "onto")]
+    pub into: Option<String>,
+    /// Push the branch of each to its git server, and open a pull request for it
+    #[arg(long, conflicts_with = "onto")]
+    pub pr: bool,
+    /// The route to the git server; only needed if several have pull_request
+    #[arg(long, value_name = "ROUTE", requires = "pr")]
+    pub route: Option<String>,
+    /// The repository of the git server; only needed if its route has several
+    #[arg(long, value_name = "OWNER/NAME", requires = "pr")]
+    pub repository: Option<String>,
+    /// The branch that the pull request is for, instead of that of the route
+    #[arg(long, value_name = "BRANCH", requires = "pr", value_parser = super::args::branch)]
+    pub base: Option<String>,
+    /// Also land changes of this file, or below this directory, although other programs run or obey it
     #[arg(long, value_name = "PATH")]
     pub allow: Vec<String>,
 }
@@ -49,7 +68,7 @@ enum SelectionError {
     Journal(#[from] JournalError),
     #[error(transparent)]
     Id(#[from] AmbiguousId),
-    #[error("there is no run and no session {}: `marshal report` lists the runs", escape_for_display(.0, ID))]
+    #[error("there is no run, session, task or branch {}: `marshal report` lists the runs", escape_for_display(.0, ID))]
     Unknown(String),
     #[error("nothing has run here yet: `marshal run PROMPT` begins a run")]
     NoRuns,
@@ -57,20 +76,46 @@ enum SelectionError {
     NoWork(RunId),
     #[error("{} is not a name of a pool or session: the journal is damaged", escape_for_display(.0, ID))]
     Damaged(String),
-    #[error("give --onto BRANCH, or exactly one session")]
+    #[error("give --onto BRANCH, or exactly one task, session or branch")]
     NoBranch,
 }
 
 /// Something to land.
-struct Candidate {
+pub(super) struct Candidate {
     /// How it is called.
-    name: String,
-    session: SessionId,
-    pool: PoolName,
+    pub(super) name: String,
+    pub(super) session: SessionId,
+    pub(super) pool: PoolName,
     /// The task's own check.
-    check: Option<Vec<String>>,
+    check: OwnCheck,
     /// The state directory that has it.
-    state: PathBuf,
+    pub(super) state: PathBuf,
+    /// What came of it, for people elsewhere.
+    pub(super) summary: String,
+}
+
+/// The fleet that a command starts in this process.
+pub(super) async fn start_fleet(
+    client: &ClientContext,
+    json: bool,
+    streams: &mut Streams,
+) -> Result<(RunningFleet, Signals), Exit> {
+    let loaded = match client.load() {
+        Ok(loaded) => loaded,
+        Err(error) => return Err(command::report_load_error(&error, json, streams)),
+    };
+    let Ok(signals) = Signals::install() else {
+        streams.err.line("error: cannot install signal handlers");
+        return Err(Exit::CannotStart);
+    };
+    let place = FleetPlace {
+        state: &client.state,
+        is_local: true,
+        kind: SupervisorKind::Run,
+    };
+    let go_on = (ResumeScope::None, false);
+    let started = command::start_fleet(loaded, place, go_on, streams).await?;
+    Ok((started, signals))
 }
 
 /// Runs the command.
@@ -87,10 +132,22 @@ pub(super) async fn run(
             _ => Exit::Usage,
         }
     };
+    if args.pr {
+        return match select(client, args) {
+            Ok(candidates) => pull_request::run(client, (args, candidates), json, streams).await,
+            Err(error) => refused(&error, streams),
+        };
+    }
     let Some(onto) = &args.onto else {
         return match one_session(client, args) {
             Ok((session, state)) => {
-                land::land_branch(&state, (&session, &args.allow), json, streams).await
+                let request = BranchRequest {
+                    state: &state,
+                    session: &session,
+                    allow: &args.allow,
+                    into: args.into.as_deref(),
+                };
+                land::land_branch(client, &request, json, streams).await
             }
             Err(error) => refused(&error, streams),
         };
@@ -99,21 +156,7 @@ pub(super) async fn run(
         Ok(candidates) => candidates,
         Err(error) => return refused(&error, streams),
     };
-    let loaded = match client.load() {
-        Ok(loaded) => loaded,
-        Err(error) => return command::report_load_error(&error, json, streams),
-    };
-    let Ok(mut signals) = Signals::install() else {
-        streams.err.line("error: cannot install signal handlers");
-        return Exit::CannotStart;
-    };
-    let place = FleetPlace {
-        state: &client.state,
-        is_local: true,
-        kind: SupervisorKind::Run,
-    };
-    let go_on = (ResumeScope::None, false);
-    let started = match command::start_fleet(loaded, place, go_on, streams).await {
+    let (started, mut signals) = match start_fleet(client, json, streams).await {
         Ok(started) => started,
         Err(exit) => return exit,
     };
@@ -172,6 +215,10 @@ fn show(
     json: bool,
     streams: &mut Streams,
 ) {
+    let checks = match outcome {
+        Ok(Landing::Landed { checks, .. }) => &**checks,
+        _ => &[],
+    };
     let (word, commit, why) = match outcome {
         Ok(Landing::Landed {
             commit, was_there, ..
@@ -190,16 +237,22 @@ fn show(
     if json {
         let object = json!({
             "task": candidate.name, "session": candidate.session.as_str(), "onto": onto,
-            "result": word.replace(' ', "_"), "commit": commit, "detail": why,
+            "result": word.replace(' ', "_"), "commit": commit, "checks": checks, "detail": why,
         });
         streams.out.json(&object.to_string());
         return;
     }
     let name = escape_for_display(&candidate.name, ID);
     match (commit, why) {
-        (Some(commit), _) => streams
-            .out
-            .prose(&format!("{name}: {word} on {onto} as {commit}")),
+        (Some(commit), _) => {
+            let passed = if checks.is_empty() {
+                String::new()
+            } else {
+                format!("; it passed {}", checks.join(" and "))
+            };
+            let text = format!("{name}: {word} on {onto} as {commit}{passed}");
+            streams.out.prose(&text);
+        }
         (None, Some(why)) => streams.out.prose(&format!("{name}: {word}: {why}")),
         (None, None) => streams
             .out
@@ -214,10 +267,28 @@ fn one_session(
     let [name] = &*args.names else {
         return Err(SelectionError::NoBranch);
     };
-    let found = complete_id(IdKind::Session, name, &client.state)?;
+    let found = find_session(name, &client.state)?;
     let (state, id) = found.unwrap_or_else(|| (client.state.clone(), name.clone()));
     let session = SessionId::new(&id).map_err(|_| SelectionError::Unknown(name.clone()))?;
     Ok((session, state))
+}
+
+/// The session of that name, task or branch, and the state directory that has it.
+fn find_session(name: &str, state: &Path) -> Result<Option<(PathBuf, String)>, SelectionError> {
+    match branch_owner(name) {
+        None => Ok(complete_id(IdKind::Session, name, state)?),
+        Some(BranchOwner::Session(session)) => Ok(complete_id(IdKind::Session, &session, state)?),
+        Some(BranchOwner::Task { run, task }) => {
+            let Some((state, run)) = complete_id(IdKind::Run, &run, state)? else {
+                return Ok(None);
+            };
+            let run = RunId::new(&run).map_err(|_| SelectionError::Damaged(run.clone()))?;
+            let tasks = open_journal(&state)?.tasks(&run);
+            let tasks = tasks.map_err(JournalError::from)?;
+            let found = tasks.into_iter().find(|row| row.id == task);
+            Ok(found.and_then(|row| Some((state, row.session?))))
+        }
+    }
 }
 
 /// What to land, in order.
@@ -237,7 +308,7 @@ fn select(client: &ClientContext, args: &LandArgs) -> Result<Vec<Candidate>, Sel
         if let Some((state, id)) = complete_id(IdKind::Run, name, &client.state)? {
             let run = RunId::new(&id).map_err(|_| SelectionError::Damaged(id.clone()))?;
             candidates.extend(of_run(&state, &run)?);
-        } else if let Some((state, id)) = complete_id(IdKind::Session, name, &client.state)? {
+        } else if let Some((state, id)) = find_session(name, &client.state)? {
             candidates.push(of_session(name, state, &id)?);
         } else {
             return Err(SelectionError::Unknown(name.clone()));
@@ -266,6 +337,7 @@ fn of_run(state: &Path, run: &RunId) -> Result<Vec<Candidate>, SelectionError> {
             pool: PoolName::new(&task.pool).map_err(|_| damaged(&task.pool))?,
             check: own_check(&task)?,
             state: state.to_owned(),
+            summary: summarize(run, &report),
         });
     }
     if candidates.is_empty() {
@@ -274,11 +346,35 @@ fn of_run(state: &Path, run: &RunId) -> Result<Vec<Candidate>, SelectionError> {
     Ok(candidates)
 }
 
-/// The check that the task names instead of its pool's.
-fn own_check(task: &StoredTask) -> Result<Option<Vec<String>>, SelectionError> {
+/// What a pull request says of a task.
+fn summarize(run: &RunId, report: &Report<'_>) -> String {
+    let mut text = format!(
+        "The work of the task `{}` of marshal's run `{run}`.",
+        report.id
+    );
+    let lines = report
+        .branch
+        .as_ref()
+        .and_then(|branch| branch.lines.as_ref());
+    if let Some(LinesReport {
+        files,
+        added,
+        removed,
+    }) = lines
+    {
+        let _ = write!(text, " Changed files: {files}, lines: +{added} -{removed}.");
+    }
+    if let Some(check) = &report.check {
+        let _ = write!(text, " Its check {check}.");
+    }
+    text
+}
+
+/// The task's own check.
+fn own_check(task: &StoredTask) -> Result<OwnCheck, SelectionError> {
     let spec = read_spec(&task.id, &task.prompt, &task.spec);
-    let damaged = |_| SelectionError::Damaged(task.id.clone());
-    Ok(spec.map_err(damaged)?.check)
+    let spec = spec.map_err(|_| SelectionError::Damaged(task.id.clone()))?;
+    Ok(OwnCheck::of_task(spec.check, spec.land.as_deref()))
 }
 
 fn of_session(name: &str, state: PathBuf, id: &str) -> Result<Candidate, SelectionError> {
@@ -297,8 +393,17 @@ fn of_session(name: &str, state: PathBuf, id: &str) -> Result<Candidate, Selecti
             .find(|task| row.task.as_ref() == Some(&task.id)),
         _ => None,
     };
+    let report = task
+        .as_ref()
+        .and_then(|task| read_report(task.result.as_deref()?).ok());
+    let run = row.run.as_deref().map(RunId::new);
+    let summary = match (&report, run) {
+        (Some(report), Some(Ok(run))) => summarize(&run, report),
+        _ => format!("The work of marshal's session {id}."),
+    };
     Ok(Candidate {
-        check: task.as_ref().map(own_check).transpose()?.flatten(),
+        summary,
+        check: task.as_ref().map_or(Ok(OwnCheck::None), own_check)?,
         name: row.task.unwrap_or_else(|| short(id).to_owned()),
         pool: PoolName::new(&row.pool).map_err(|_| damaged(&row.pool))?,
         session,

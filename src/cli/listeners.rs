@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -39,7 +40,7 @@ pub struct ListenConfig {
     is_default: bool,
     http: HttpConfig,
     tokens: BTreeMap<String, NamedToken>,
-    /// Whether a reload believes the configuration file, because the user named it.
+    /// Whether a reload believes the configuration file, because the user named it or installed it.
     is_named: bool,
 }
 
@@ -53,7 +54,7 @@ impl ListenConfig {
             is_default: !config.source_map.has_key("supervisor.listen"),
             http: config.http.clone(),
             tokens: config.tokens.clone(),
-            is_named: matches!(loaded.source, Source::Named(_)),
+            is_named: matches!(loaded.source, Source::Named(_) | Source::Installed(_)),
         }
     }
 }
@@ -117,16 +118,7 @@ pub async fn listen(
     kind: SupervisorKind,
     err: &mut Output,
 ) -> Result<Option<http::Listener>, Exit> {
-    let tls = plan
-        .http
-        .tls
-        .as_ref()
-        .map(|files| Tls::read(files, open_token))
-        .transpose()
-        .map_err(|error| {
-            err.line(&format!("error: {}: {error}", error.key));
-            Exit::Usage
-        })?;
+    let tls = read_certificate(plan, err)?;
     let mut bound = http::bind(plan.listen).await;
     if let Err(error) = &bound
         && (plan.is_default && kind == SupervisorKind::Daemon && error.is_in_use())
@@ -156,6 +148,46 @@ pub async fn listen(
     }
 }
 
+fn read_certificate(plan: &ListenConfig, err: &mut Output) -> Result<Option<Tls>, Exit> {
+    let files = plan.http.tls.as_ref();
+    let read = files.map(|files| Tls::read(files, open_token)).transpose();
+    read.map_err(|error| {
+        err.line(&format!("error: {}: {error}", error.key));
+        Exit::Usage
+    })
+}
+
+/// Uses the listener that the service manager passed. It must be the one of the configuration: what
+/// may be served to other hosts was checked for that address.
+///
+/// # Errors
+/// As of [`listen`] for a daemon.
+pub fn adopt(
+    plan: &ListenConfig,
+    passed: TcpListener,
+    err: &mut Output,
+) -> Result<Option<http::Listener>, Exit> {
+    let tls = read_certificate(plan, err)?;
+    let is_wanted = |found: SocketAddr| {
+        found.ip() == plan.listen.ip() && [0, found.port()].contains(&plan.listen.port())
+    };
+    let adopted = match passed.local_addr() {
+        Ok(found) if !is_wanted(found) => Err(format!(
+            "the service manager passes a socket on {found}, and supervisor.listen is {}; make ListenStream= and supervisor.listen the same",
+            plan.listen
+        )),
+        Ok(_) => http::adopt(passed).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    let listener = adopted.map_err(|why| {
+        err.line(&format!("error: {why}"));
+        Exit::CannotStart
+    })?;
+    let listener = listener.with_tls(tls, &plan.http.hosts);
+    err.line(&format!("listening on {}", listener.url()));
+    Ok(Some(listener))
+}
+
 /// What a supervisor serves besides its fleet, and the socket in its state directory.
 pub struct StateListeners {
     tokens: Tokens,
@@ -167,7 +199,7 @@ pub struct StateListeners {
     pub planes: Vec<PlaneWorker>,
 }
 
-/// Loads the tokens of a state directory, and binds its socket. Without either of them, no command
+/// Loads the tokens of a state directory, and binds its socket or uses the one that was passed. Without either of them, no command
 /// could control the supervisor.
 ///
 /// # Errors
@@ -177,11 +209,13 @@ pub fn open_in_state_dir(
     plan: &ListenConfig,
     fleet: &FleetHandle,
     kind: SupervisorKind,
+    passed: Option<UnixListener>,
     err: &mut Output,
 ) -> Result<StateListeners, Exit> {
     let opened = StateListeners::new(
         state,
         plan,
+        passed,
         route_builder(state, fleet, kind, plan.is_named),
     );
     opened.map_err(|error| {
@@ -191,13 +225,22 @@ pub fn open_in_state_dir(
 }
 
 impl StateListeners {
-    fn new(state: &Path, plan: &ListenConfig, routes: RouteBuilder) -> Result<Self, String> {
+    fn new(
+        state: &Path,
+        plan: &ListenConfig,
+        passed: Option<UnixListener>,
+        routes: RouteBuilder,
+    ) -> Result<Self, String> {
         let tokens = Tokens::load(state, plan.tokens.clone(), open_token);
         let tokens = tokens.map_err(|error| {
             let path = state.join(tokens::TOKEN_FILE);
             format!("cannot write {}: {error}", display_path(&path))
         })?;
-        let socket = http::bind_socket(state).map_err(|error| error.to_string())?;
+        let socket = match passed {
+            Some(passed) => http::adopt_socket(passed, state),
+            None => http::bind_socket(state),
+        };
+        let socket = socket.map_err(|error| error.to_string())?;
         Ok(Self {
             tokens,
             routes,
@@ -215,7 +258,7 @@ impl StateListeners {
             v1::runs::router_of(fleet, kind, Arc::clone(context.runs), tokens, stop)
         });
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        Self::new(state, &any.into(), routes).expect("opened")
+        Self::new(state, &any.into(), None, routes).expect("opened")
     }
 }
 

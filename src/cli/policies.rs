@@ -12,11 +12,12 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 use super::{policy_test_dir, trust};
-use marshal_config::{Config, ConfigErrors, Extractor as ExtractorRef, writable_dirs};
+use marshal_config::{Config, ConfigErrors, Extractor as ExtractorRef, Pool, writable_dirs};
 use marshal_fleet::{
     LoadedPolicy, Policies, PolicyReadResult, PolicyReader, path_enters_directory,
 };
 use marshal_model::limits;
+use marshal_model::untrusted::escape_for_display;
 use marshal_policy::extract::Extractor;
 use marshal_policy::{LayerText, LoadExtended, Policy};
 
@@ -30,6 +31,38 @@ type SeenFiles = RefCell<BTreeSet<PathBuf>>;
 /// All errors in the policies, and every pool that has no guard without `guard_off = true`.
 pub(super) fn load_policies(config: &Config) -> Result<Policies, Box<ConfigErrors>> {
     read(config, &SeenFiles::default())
+}
+
+/// Why the policy of a session's pool is not known.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PoolPolicyError {
+    /// The configuration has no such pool.
+    #[error(
+        "the pool {} of this session is not in this configuration, but its policy decides what may \
+         leave the sandbox; name the right file with --config",
+        escape_for_display(.0, 60)
+    )]
+    NoPool(String),
+    /// It names no policy.
+    #[error("the policy {} of the pool does not exist", escape_for_display(.0, 60))]
+    NoPolicy(String),
+    /// A policy has errors.
+    #[error("{0}")]
+    Faulty(Box<ConfigErrors>),
+}
+
+/// The policy of a session's pool.
+pub(super) fn of_pool<'c>(
+    config: &'c Config,
+    name: &str,
+) -> Result<(&'c Pool, Arc<Policy>), PoolPolicyError> {
+    let pool = config.pool(name);
+    let pool = pool.ok_or_else(|| PoolPolicyError::NoPool(name.to_owned()))?;
+    let loaded = load_policies(config).map_err(PoolPolicyError::Faulty)?;
+    match loaded.by_name.get(&pool.policy) {
+        Some(loaded) => Ok((pool, Arc::clone(&loaded.policy))),
+        None => Err(PoolPolicyError::NoPolicy(pool.policy.clone())),
+    }
 }
 
 /// A reader that reads the policies of the same configuration again on each call.

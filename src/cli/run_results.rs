@@ -13,7 +13,7 @@ use super::events::{JournalError, open_journal};
 use super::exit::Exit;
 use super::short_ids::{AmbiguousId, complete_id};
 use super::streams::Streams;
-use marshal_journal::codec::{Report, read_report};
+use marshal_journal::codec::{LinesReport, Report, read_report};
 use marshal_journal::{CONVERSATION_COMMAND, IdKind, StoredTask};
 use marshal_model::budget::{format_cost, nanos_from_dollars};
 use marshal_model::untrusted::escape_for_display;
@@ -21,6 +21,8 @@ use marshal_model::{RunId, SessionId};
 use marshal_sandbox::workspace::Root;
 use marshal_sandbox::workspace::branch::{self, LandingRecord};
 
+/// Columns of a branch's name.
+const BRANCH: usize = 80;
 /// Columns of a task's id.
 const TASK: usize = 32;
 /// Tasks that are named as having changed the same files.
@@ -89,11 +91,35 @@ impl TaskResult {
         changes.map(|change| &*change.path)
     }
 
-    /// The branch that its bundle has.
+    /// The branch that its bundle has. A report of an earlier version has only the session's name.
     fn branch(&self) -> Option<String> {
         let report = self.report.as_ref()?;
         report.bundle.as_ref()?;
-        Some(format!("marshal/{}", report.session.as_ref()?))
+        let of_session = || Some(format!("marshal/{}", report.session.as_ref()?));
+        let named = report.branch.as_ref().map(|branch| branch.name.to_string());
+        named.or_else(of_session)
+    }
+
+    fn lines(&self) -> Option<&LinesReport> {
+        let branch = self.report.as_ref()?.branch.as_ref()?;
+        branch.lines.as_ref()
+    }
+
+    /// `passed` or `failed`; `None` if there was no check.
+    fn check(&self) -> Option<&str> {
+        self.report.as_ref()?.check.as_deref()
+    }
+
+    /// Its files. The branch has more of them if the list of changes was cut.
+    fn files(&self) -> String {
+        match (&self.report, self.lines()) {
+            (Some(_), Some(lines)) => lines.files.to_string(),
+            (Some(report), None) => {
+                let more = if report.changes_cut { "+" } else { "" };
+                format!("{}{more}", report.changes.len())
+            }
+            (None, _) => String::new(),
+        }
     }
 
     /// Where its work landed.
@@ -199,6 +225,9 @@ impl RunResults {
                     "state": result.task.state, "outcome": result.task.outcome,
                     "detail": result.task.detail, "session": result.task.session,
                     "branch": result.branch(),
+                    "in_repository": report.and_then(|report| report.branch.as_ref())
+                        .map(|branch| branch.in_repository),
+                    "lines": result.lines(), "check": result.check(),
                     "landed": result.landed_as().map(|(branch, commit)| json!({
                         "branch": branch, "commit": commit,
                     })),
@@ -215,9 +244,11 @@ impl RunResults {
         let header = [
             "task",
             "outcome",
-            "files",
-            "cost",
             "branch",
+            "files",
+            "+/-",
+            "check",
+            "cost",
             "landed",
             "also changed by",
         ];
@@ -251,12 +282,10 @@ impl RunResults {
         text
     }
 
-    fn cells(&self, result: &TaskResult, shared: &BTreeMap<usize, usize>) -> [String; 7] {
+    fn cells(&self, result: &TaskResult, shared: &BTreeMap<usize, usize>) -> [String; 9] {
         let report = result.report.as_ref();
-        let files = report.map_or_else(String::new, |report| {
-            let more = if report.changes_cut { "+" } else { "" };
-            format!("{}{more}", report.changes.len())
-        });
+        let lines = result.lines();
+        let check = report.map_or("", |_| result.check().unwrap_or("none"));
         let cost = report
             .and_then(|report| nanos_from_dollars(report.cost_usd?))
             .map_or_else(String::new, format_cost);
@@ -275,9 +304,13 @@ impl RunResults {
         [
             escape_for_display(&result.task.id, TASK),
             outcome.clone(),
-            files,
+            escape_for_display(&result.branch().unwrap_or_default(), BRANCH),
+            result.files(),
+            lines.map_or_else(String::new, |lines| {
+                format!("+{} -{}", lines.added, lines.removed)
+            }),
+            check.to_owned(),
             cost,
-            result.branch().unwrap_or_default(),
             result.landed().unwrap_or_default(),
             others.join(", "),
         ]

@@ -1,5 +1,6 @@
-//! Reads the secrets that a configuration names, from environment variables and files. Also reads
-//! the certificate authorities of its routes, whose files must be trusted too.
+//! Reads the secrets that a configuration names, from environment variables, files and credentials
+//! of the service manager. Also reads the certificate authorities of its routes, whose files must be
+//! trusted too.
 //!
 //! Only root and the caller may be able to change a secret's file, and it must not be readable by
 //! all users. Must not know who gets the values. No message contains a value.
@@ -8,7 +9,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::registries;
@@ -56,10 +57,10 @@ pub fn read(
             faults.push((ca_key, message, None));
         }
     }
-    // The secrets of routes that no pool uses need not exist.
+    // The secrets of routes that neither a pool nor `land --pr` uses need not exist.
     let used = |route: &&mut Route| {
         let mut ports = config.pools.iter().flat_map(|pool| &pool.routes);
-        ports.any(|port| port.name == route.name)
+        route.git.pull_requests.is_some() || ports.any(|port| port.name == route.name)
     };
     for route in config.routes.values_mut().filter(used) {
         let key = |key: &str| format!("route.{}.{key}", route.name);
@@ -74,6 +75,12 @@ pub fn read(
             if let Err(message) = result {
                 faults.push((secret_key, message, None));
             }
+        }
+        let requests = route.git.pull_requests.as_mut();
+        if let Some(secret) = requests.and_then(|requests| requests.secret.as_mut()) {
+            let loaded = load_secret(secret, &env).and_then(|()| check_header_value(secret));
+            let key = key("api_secret");
+            faults.extend(loaded.err().map(|message| (key, message, None)));
         }
         if let Some(ca) = &mut route.ca
             && let Err(message) = read_authorities(ca)
@@ -157,8 +164,9 @@ fn load_secret(secret: &mut Secret, env: &impl Fn(&str) -> Option<OsString>) -> 
     let value = match &secret.source {
         SecretSource::Variable(variable) => of_variable(variable, env(variable)),
         SecretSource::File(path) => of_file(path),
+        SecretSource::Credential(name) => of_credential(name, env("CREDENTIALS_DIRECTORY")),
         SecretSource::Redacted => Err(
-            "this text replaces a secret that was hidden; write its source, \"env:NAME\" or \"file:PATH\"".to_owned(),
+            "this text replaces a secret that was hidden; write its source, \"env:NAME\", \"file:PATH\" or \"credential:NAME\"".to_owned(),
         ),
     }?;
     *secret = secret.clone().with_value(&value);
@@ -217,6 +225,19 @@ fn of_variable(name: &str, value: Option<OsString>) -> Result<String, String> {
     let value = value.into_string();
     let value = value.map_err(|_| format!("the variable {name} is not UTF-8"))?;
     check_value(value, &format!("the variable {name}"))
+}
+
+/// systemd.exec(5): each credential is a file in a directory that only the service reads.
+fn of_credential(name: &str, directory: Option<OsString>) -> Result<String, String> {
+    let directory = directory
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute());
+    let directory = directory.ok_or_else(|| {
+        format!(
+            "no credentials were passed to this process ($CREDENTIALS_DIRECTORY); LoadCredential={name}:FILE in the unit passes this one"
+        )
+    })?;
+    of_file(&directory.join(name))
 }
 
 fn of_file(path: &Path) -> Result<String, String> {
@@ -325,6 +346,24 @@ mod tests {
         let read = || value(dir.path(), "file:key");
         put(b"s3cr3t-value\n", 0o600);
         assert_eq!(read().as_deref(), Ok("s3cr3t-value"));
+        // A credential of the service manager is the file of its name in a directory.
+        let credential = |directory: Option<&Path>| {
+            let mut config = config(dir.path(), "credential:key");
+            let of = |name: &str| directory.filter(|_| name == "CREDENTIALS_DIRECTORY");
+            super::read(&mut config, |name| of(name).map(Into::into))
+                .map_err(|errors| errors.to_string())?;
+            let value = config.pools[0].env.secrets["KEY"].expose();
+            Ok::<_, String>(value.expect("read").as_ref().to_owned())
+        };
+        assert_eq!(credential(Some(dir.path())).as_deref(), Ok("s3cr3t-value"));
+        for (directory, expect) in [
+            (None, "LoadCredential=key:FILE"),
+            (Some(Path::new("relative")), "no credentials were passed"),
+            (Some(Path::new("/nowhere")), "cannot read"),
+        ] {
+            let shown = credential(directory).expect_err("refused");
+            assert!(shown.contains(expect), "{shown}");
+        }
         put(b"two\nlines\n\n", 0o400);
         assert_eq!(read().as_deref(), Ok("two\nlines\n"));
         put(&vec![b'x'; limits::SECRET_BYTES], 0o600);

@@ -12,14 +12,15 @@ use super::events::{JournalError, open_journal};
 use super::exit::Exit;
 use super::outside;
 use super::overlay::text::{is_at, unified};
+use super::policies;
 use super::streams::Streams;
 use marshal_config::Config;
 use marshal_journal::Reader;
 use marshal_journal::codec::read_report;
 use marshal_model::SessionId;
 use marshal_model::untrusted::{escape_for_display, escape_json_for_terminal};
-use marshal_policy::guard;
 use marshal_policy::outside::find_use;
+use marshal_policy::{Policy, guard};
 use marshal_sandbox::workspace::Root;
 use marshal_sandbox::workspace::overlay::bases::read_small_file;
 
@@ -57,8 +58,12 @@ pub(super) fn show(
             return Some(error.exit());
         }
     };
-    let guard = [guard()];
-    let of_outside = |path: &str| find_use(&guard, path, true);
+    // Without the configuration only names are shown, and a note says why.
+    let policy = config.and_then(|config| policies::of_pool(config, &changes.pool).ok());
+    let policies: Vec<&Policy> = std::iter::once(guard())
+        .chain(policy.as_ref().map(|(_, policy)| &**policy))
+        .collect();
+    let of_outside = |path: &str| find_use(&policies, path, true);
     let shown = changes.kinds.iter();
     let shown: Vec<_> = shown.filter(|(path, _)| is_at(path, paths)).collect();
     if !json {

@@ -385,7 +385,11 @@ fn explanation(row: &TaskReport) -> Option<String> {
     let session = row.session.as_ref().map(|session| short(session.as_str()));
     if let (Some(_), Some(session)) = (&row.bundle, session) {
         parts.push(format!("its changes: `marshal diff {session}`"));
-        parts.push(format!("to get its branch: `marshal land {session}`"));
+        let branch = row.branch.as_ref().filter(|branch| branch.in_repository);
+        parts.push(branch.map_or_else(
+            || format!("to get its branch: `marshal land {session}`"),
+            |branch| format!("its branch: {}", escape_for_display(&branch.name, SENTENCE)),
+        ));
     } else if let (Some(_), Some(session), true) = (&row.copy, session, changed) {
         parts.push(format!("its changes: `marshal diff {session}`"));
     }

@@ -8,6 +8,7 @@ use super::continuing;
 use super::exit::Exit;
 use super::listeners::Listeners;
 use super::run;
+use super::service_manager::ServiceManager;
 use super::signals::{Signal, Signals};
 use super::streams::Output;
 use marshal_engine::api::runs::Runs;
@@ -77,6 +78,7 @@ pub async fn resume_runs<F: Fleet>(fleet: F, runs: Arc<Runs>, unfinished: Vec<St
 pub async fn serve<F: Fleet>(
     fleet: F,
     listeners: Listeners,
+    manager: &ServiceManager,
     err: &mut Output,
     signals: &mut Signals,
 ) -> Exit {
@@ -89,9 +91,14 @@ pub async fn serve<F: Fleet>(
         }
         // In the background: SIGTERM must not wait for a slow file. Errors are logged.
         listeners.reload_certificate();
-        let fleet = fleet.clone();
-        tokio::spawn(async move { drop(fleet.reload_policies(ReloadCause::Signal).await) });
+        let (fleet, manager) = (fleet.clone(), manager.clone());
+        tokio::spawn(async move {
+            manager.reloading().await;
+            drop(fleet.reload_policies(ReloadCause::Signal).await);
+            manager.ready().await;
+        });
     }
+    manager.stopping().await;
     err.line(&run::draining(&fleet));
     listeners.stop_accepting();
     let second = run::stop(&fleet, Stop::Drain, signals).await;
@@ -148,7 +155,8 @@ mod tests {
         let serving = fleet.clone();
         let done = tokio::spawn(async move {
             let mut signals = Signals::from_channel(receiver);
-            serve(serving, listeners, &mut streams.err, &mut signals).await
+            let nobody = ServiceManager::nobody();
+            serve(serving, listeners, &nobody, &mut streams.err, &mut signals).await
         });
         Daemon {
             dir,

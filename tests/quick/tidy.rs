@@ -23,6 +23,7 @@ const PURE: &[&str] = &[
     "crates/proxy/src/egress",
     "crates/proxy/src/git",
     "crates/proxy/src/route",
+    "crates/proxy/src/forge",
 ];
 
 /// What these must not name: IO, processes, an async runtime, a clock.

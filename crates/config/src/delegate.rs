@@ -166,8 +166,7 @@ fn read_token(section: &Section<'_>, how: Option<&DelegateTarget>, dir: &Path) -
         return None;
     }
     let Some(source) = environment::require_secret_source(section, &value, dir) else {
-        let message =
-            "expected \"env:NAME\" or \"file:PATH\": the file never contains the token itself";
+        let message = "expected \"env:NAME\", \"file:PATH\" or \"credential:NAME\": the file never contains the token itself";
         section.diagnostics.report(&value.place, message, None);
         return None;
     };

@@ -135,9 +135,10 @@ pub(super) fn read(section: &Section<'_>, is_discovered: bool, dir: &Path) -> En
 }
 
 /// The schema's pattern of a secret, which is never in the file itself.
-pub(super) const SECRET_PATTERN: &str = "^(env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:.+|‹secret›)$";
+pub(super) const SECRET_PATTERN: &str =
+    "^(env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:.+|credential:[A-Za-z0-9._-]{1,128}|‹secret›)$";
 
-/// The source of a value that is not in the file: `env:NAME` or `file:PATH`.
+/// The source of a value that is not in the file: `env:NAME`, `file:PATH` or `credential:NAME`.
 fn parse_secret_source(
     section: &Section<'_>,
     value: &Located<String>,
@@ -153,11 +154,27 @@ fn parse_secret_source(
         }
         return Some(SecretSource::Variable(name.to_owned()));
     }
+    if let Some(name) = value.value.strip_prefix("credential:") {
+        if !is_credential_name(name) {
+            let message = format!(
+                "expected the name of a credential after \"credential:\", [A-Za-z0-9._-]{{1,128}} without a leading dot, found {}",
+                quote(name)
+            );
+            section.diagnostics.report(&value.place, message, None);
+        }
+        return Some(SecretSource::Credential(name.to_owned()));
+    }
     let path = value.value.strip_prefix("file:")?;
     if let Some(fault) = paths::path_error(path) {
         section.diagnostics.report(&value.place, fault, None);
     }
     Some(SecretSource::File(paths::absolute(dir, path)))
+}
+
+/// Whether this can be the name of a file in the directory of credentials, and of no other file.
+fn is_credential_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=128).contains(&name.len()) && name.bytes().all(is_plain) && !name.starts_with('.')
 }
 
 /// What is shown instead of a secret.

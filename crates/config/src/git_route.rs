@@ -4,10 +4,12 @@
 //! Must not know git's protocol.
 
 use super::error::quote;
-use super::route::{AllowedRequest, METHODS, is_path_byte};
+use super::route::{AllowedRequest, METHODS, Upstream, is_path_byte};
+use super::route_table::UPSTREAM_PATTERN;
 use super::settings::{Optional, Pattern, Size, settings};
-use super::table::Section;
-use marshal_model::limits;
+use super::table::{Entry, Section, keywords};
+use super::types::Secret;
+use marshal_model::{limits, string_enum};
 
 settings! {
     /// What a route to a git server has beside other routes.
@@ -20,6 +22,8 @@ settings! {
         ;
         /// The paths of repositories below the upstream; empty: the upstream is the one repository.
         repositories: Vec<String> = Vec::new();
+        /// Where `marshal land --pr` opens pull requests; `None`: nowhere.
+        pull_requests: Option<PullRequests> = None;
         /// The refs that may be pushed; empty: none.
         push: Vec<RefPattern> = vec![RefPattern("refs/heads/marshal/*".to_owned())];
     }
@@ -29,9 +33,62 @@ settings! {
 const USER_PATTERN: &str = r"^[A-Za-z0-9._@+-]{1,64}$";
 /// The JSON-schema pattern of a repository's path.
 const REPOSITORY_PATTERN: &str = r"^(?!.*(^|/)\.\.?(/|$))(?!.*\*[^/]*\*)[A-Za-z0-9._~:@!$&'()+,=*-]+(/[A-Za-z0-9._~:@!$&'()+,=*-]+)*$";
+/// The JSON-schema pattern of a branch.
+const BASE_PATTERN: &str =
+    r"^(?!.*(//|\.\.|/\.|@\{|\.lock(/|$)|/$|\.$))[A-Za-z0-9_][^ ~^:?*\[\\]*$";
 /// The JSON-schema pattern of a pattern of refs.
 const REF_PATTERN: &str =
     r"^refs/heads/(?!.*(//|\.\.|/\.|@\{|\.lock(/|$)))[A-Za-z0-9_][^ ~^:?*\[\\]*(/\*)?$";
+
+string_enum!(
+    /// The software of a git server, and with it the form of its API.
+    Forge {
+        /// GitHub, also GitHub Enterprise Server.
+        Github = "github",
+        /// GitLab.
+        Gitlab = "gitlab",
+        /// Gitea, and Forgejo.
+        Gitea = "gitea",
+    }
+);
+
+keywords!(Forge);
+
+/// How pull requests are opened. Only the supervisor does that, never an agent.
+#[derive(Debug, Clone)]
+pub struct PullRequests {
+    /// The form of the API.
+    pub forge: Forge,
+    /// Where the API is.
+    pub api: Upstream,
+    /// The token of the API; `None`: the key of the route.
+    pub secret: Option<Secret>,
+    /// The branch that the requests are for.
+    pub base: String,
+}
+
+impl Forge {
+    /// Where the API of a server is, whose repositories are below `path`.
+    fn api_of(self, upstream: &Upstream, path: &str) -> Upstream {
+        let is_github_com = self == Self::Github && upstream.authority == "github.com";
+        let below = match self {
+            Self::Github if is_github_com => "",
+            Self::Github => "/api/v3",
+            Self::Gitlab => "/api/v4",
+            Self::Gitea => "/api/v1",
+        };
+        let (authority, path) = if is_github_com {
+            ("api.github.com", "")
+        } else {
+            (&*upstream.authority, path)
+        };
+        Upstream {
+            tls: upstream.tls,
+            authority: authority.to_owned(),
+            base_path: format!("{path}{below}"),
+        }
+    }
+}
 
 /// A ref, or with `/*` at its end all refs below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +141,98 @@ impl GitRoute {
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.push.is_empty()
+    }
+
+    /// The repositories by the names that the server's API has for them; `None` is a pattern.
+    pub fn repository_names<'a>(
+        &'a self,
+        upstream: &'a Upstream,
+    ) -> impl Iterator<Item = Option<&'a str>> {
+        let is_one = self.repositories.is_empty();
+        let one = is_one.then(|| upstream.base_path.trim_start_matches('/'));
+        let paths = self.repositories.iter().map(String::as_str).chain(one);
+        paths.map(|path| {
+            let name = path.strip_suffix(".git").unwrap_or(path);
+            (!name.contains('*')).then_some(name)
+        })
+    }
+
+    /// Reads the keys of pull requests of a git route's table.
+    pub(super) fn read_pull_requests(
+        &mut self,
+        section: &Section<'_>,
+        upstream: &Upstream,
+        read_secret: impl Fn(&Entry<'_>) -> Option<Secret>,
+    ) {
+        let forge = section.keyword::<Forge>("pull_request", &[]);
+        let report = |key: &'static str, message: String| {
+            let place = section.place_of(key);
+            section
+                .diagnostics
+                .report(place.as_ref().unwrap_or(&section.place), message, None);
+        };
+        let api = section
+            .get("api")
+            .and_then(|item| item.text_like(UPSTREAM_PATTERN));
+        let api = api.and_then(|found| match Upstream::parse(&found.value) {
+            Ok(api) => Some(api),
+            Err(fault) => {
+                report("api", format!("{fault}, found {}", quote(&found.value)));
+                None
+            }
+        });
+        let secret = section
+            .get("api_secret")
+            .and_then(|item| read_secret(&item));
+        let base = section
+            .get("pull_request_base")
+            .and_then(|item| item.text_like(BASE_PATTERN));
+        let base = base.map_or_else(|| "main".to_owned(), |found| found.value);
+        if !is_plain_ref(&format!("refs/heads/{base}")) {
+            report(
+                "pull_request_base",
+                format!("expected the name of a branch, found {}", quote(&base)),
+            );
+        }
+        let Some(forge) = forge else {
+            for key in ["api", "api_secret", "pull_request_base"] {
+                if section.get("pull_request").is_none() && section.get(key).is_some() {
+                    report(
+                        key,
+                        format!("{key} needs pull_request = \"github\", \"gitlab\" or \"gitea\""),
+                    );
+                }
+            }
+            return;
+        };
+        if self.is_read_only() {
+            let message = "a pull request needs a branch that is pushed, and the list of refs (push) is empty";
+            report("pull_request", message.to_owned());
+        }
+        let needs_two = forge.value != Forge::Gitlab;
+        for name in self.repository_names(upstream).flatten() {
+            if !upstream.authority.is_empty()
+                && (!name.contains('/') || needs_two && name.matches('/').count() > 1)
+            {
+                let message = format!(
+                    "pull_request = \"{}\" needs repositories of the form \"owner/name\", found {}",
+                    forge.value.as_str(),
+                    quote(name)
+                );
+                report("pull_request", message);
+            }
+        }
+        let path = if self.repositories.is_empty() {
+            ""
+        } else {
+            &*upstream.base_path
+        };
+        self.pull_requests = Some(PullRequests {
+            forge: forge.value,
+            api: api.unwrap_or_else(|| forge.value.api_of(upstream, path)),
+            secret,
+            base,
+        });
     }
 
     /// Reads the keys of a git route's table.
@@ -217,6 +366,30 @@ mod tests {
         ] {
             assert_eq!(RefPattern::parse(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn the_api_of_a_server_follows_from_its_software() {
+        let api = |forge: Forge, upstream: &str, path: &str| {
+            let upstream = Upstream::parse(upstream).expect("good");
+            forge.api_of(&upstream, path).to_string()
+        };
+        assert_eq!(
+            api(Forge::Github, "https://github.com", ""),
+            "https://api.github.com"
+        );
+        assert_eq!(
+            api(Forge::Github, "https://git.example.com", ""),
+            "https://git.example.com/api/v3"
+        );
+        assert_eq!(
+            api(Forge::Gitlab, "https://gitlab.com", ""),
+            "https://gitlab.com/api/v4"
+        );
+        assert_eq!(
+            api(Forge::Gitea, "http://127.0.0.1:3000/git", "/git"),
+            "http://127.0.0.1:3000/git/api/v1"
+        );
     }
 
     #[test]

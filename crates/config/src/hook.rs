@@ -249,7 +249,7 @@ fn read_address(section: &Section<'_>, dir: &Path, has_url: bool) -> Option<Hook
         let source = environment::require_secret_source(section, &value, dir);
         if source.is_none() {
             let message =
-                "expected \"env:NAME\" or \"file:PATH\": the file never contains the secret itself";
+                "expected \"env:NAME\", \"file:PATH\" or \"credential:NAME\": the file never contains the secret itself";
             diagnostics.report(&value.place, message, None);
         }
         source.map(Secret::new)

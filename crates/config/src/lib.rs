@@ -60,6 +60,7 @@ mod trusted;
 pub mod types;
 mod units;
 mod workspace;
+mod workspace_branches;
 mod workspace_repos;
 mod workspace_setup;
 
@@ -102,6 +103,7 @@ pub use template::{Template, TemplateMode, check_plan_path};
 pub use trusted::{PathPurpose, TrustedPath, working_dirs, writable_dirs};
 pub use types::*;
 pub use units::{parse_duration as read_duration, show_duration, show_size};
+pub use workspace_branches::Author;
 pub use workspace_repos::WorkspaceRepo;
 pub use workspace_setup::{SetupNetwork, WorkspaceSetup};
 

@@ -37,7 +37,7 @@ use super::types::{
     WorkspaceMode,
 };
 use super::workspace::{self, WorkspaceDrafts, WorkspacePlaces};
-use super::{workspace_repos, workspace_setup};
+use super::{workspace_branches, workspace_repos, workspace_setup};
 use marshal_model::PoolName;
 use marshal_model::limits;
 
@@ -303,6 +303,7 @@ fn check_consistency(
     pool_dialect::check_consistency(section, pool, context.is_discovered);
     cache::check_consistency(section, pool);
     workspace_setup::check_consistency(section, pool, blame.workspace.setup.as_ref());
+    workspace_branches::check_consistency(section, pool);
     workspace_repos::check_consistency(section, pool, blame.workspace.repos.as_ref());
     runner::check_consistency(section, pool, context.is_discovered.then_some(context.dir));
     engine_tools::check_consistency(section.diagnostics, pool, blame.engine_tools.as_ref());

@@ -83,6 +83,9 @@ impl Config {
         if let Some(upstream) = found.upstream {
             route.upstream = upstream;
             route.secret = found.secret;
+            if !route.names_hosts {
+                route.hosts = hosts_of(&route.upstream, route.registry);
+            }
         }
         if route.ca.is_none() {
             route.ca = found.ca;
@@ -166,16 +169,23 @@ impl Pool {
     }
 }
 
+/// The hosts beside an upstream where the file names none. A mirror may be there to keep packages
+/// out, so the hosts of the public registry are only beside that one.
+fn hosts_of(upstream: &Upstream, registry: Option<Registry>) -> Vec<String> {
+    let public = registry.filter(|registry| {
+        Upstream::parse(registry.public_upstream())
+            .is_ok_and(|public| public.authority == upstream.authority)
+    });
+    let hosts = public.map(Registry::public_hosts).unwrap_or_default();
+    hosts.iter().map(|&host| host.to_owned()).collect()
+}
+
 /// A route to a registry as it is where the file says nothing more.
 pub(super) fn default_route(route: Route, registry: Registry) -> Route {
     let upstream = Upstream::parse(registry.public_upstream()).unwrap_or(route.upstream);
     Route {
         registry: Some(registry),
-        hosts: registry
-            .public_hosts()
-            .iter()
-            .map(|&host| host.to_owned())
-            .collect(),
+        hosts: hosts_of(&upstream, Some(registry)),
         upstream,
         secret: None,
         allow: Vec::new(),
@@ -215,7 +225,11 @@ pub(super) fn read(section: &Section<'_>, route: &mut Route) {
             "a secret needs an upstream in the same table, so that it is sent nowhere else";
         section.diagnostics.report(&place, message, None);
     }
-    let Some(hosts) = hosts else { return };
+    let Some(hosts) = hosts else {
+        route.hosts = hosts_of(&route.upstream, route.registry);
+        return;
+    };
+    route.names_hosts = true;
     if hosts.value.len() > limits::REGISTRY_HOSTS {
         let message = format!("a route has at most {} hosts", limits::REGISTRY_HOSTS);
         section.diagnostics.report(&hosts.place, message, None);
@@ -264,6 +278,10 @@ mod tests {
             ca: None,
         };
         config.set_host_registry("npm", found);
+        // A mirror may keep packages out that the public registry has.
+        assert!(config.routes["npm"].hosts.is_empty());
+        let public = ["pypi.org", "files.pythonhosted.org"];
+        assert_eq!(config.routes["pypi"].hosts, public);
         let pool = &config.pools[0];
         let variables = pool.registry_variables();
         for (name, value) in [
@@ -308,6 +326,14 @@ mod tests {
         let route = &config.routes["pypi"];
         assert_eq!(route.upstream.to_string(), "https://pypi.org/simple");
         assert_eq!(route.ca, ca());
+        assert_eq!(route.hosts, ["pypi.org", "files.pythonhosted.org"]);
+        let mirror = HostRegistry {
+            upstream: Upstream::parse("https://mirror.example/simple").ok(),
+            secret: None,
+            ca: None,
+        };
+        config.set_host_registry("pypi", mirror);
+        assert!(config.routes["pypi"].hosts.is_empty());
         for registry in Registry::ALL {
             let upstream = Upstream::parse(registry.public_upstream());
             assert!(upstream.is_ok_and(|upstream| upstream.tls), "{registry}");

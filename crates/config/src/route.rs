@@ -51,6 +51,8 @@ settings! {
         hosts: Vec<String> = Vec::new();
         /// Whether the file names no upstream, so that the host's own client decides.
         is_of_host: bool = false;
+        /// Whether the file names `hosts`.
+        names_hosts: bool = false;
         /// The upstream that requests are sent to.
         upstream: Upstream = Upstream { tls: true, authority: String::new(), base_path: String::new() };
         /// The header that carries the key, in lower case.

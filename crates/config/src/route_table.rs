@@ -17,7 +17,7 @@ use super::route::{
     AllowedRequest, CertificateAuthorities, METHODS, Route, RouteKind, RouteTimeouts, Upstream,
 };
 use super::sandbox::{self, NAME_PATTERN};
-use super::table::{Located, Section};
+use super::table::{Entry, Located, Section};
 use super::types::{Secret, SecretSource};
 
 /// A provider that is built in.
@@ -78,7 +78,7 @@ const PROVIDERS: &[Provider] = &[
 ];
 
 /// The JSON-schema pattern of an upstream: as near as a pattern comes.
-const UPSTREAM_PATTERN: &str =
+pub(super) const UPSTREAM_PATTERN: &str =
     r"^(https://|http://(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?(/|$)).*$";
 /// The JSON-schema pattern of a header's name.
 const HEADER_PATTERN: &str = "^[A-Za-z][A-Za-z0-9-]{0,63}$";
@@ -255,7 +255,9 @@ fn read(
         route.prefix = found.value;
     }
     read_secret(section, &mut route, is_discovered, dir);
-    read_git(section, &mut route);
+    read_git(section, &mut route, |item| {
+        secret_of(section, item, is_discovered, dir)
+    });
     if route.kind == RouteKind::Model {
         read_allow(section, &mut route);
     }
@@ -385,25 +387,42 @@ fn parse_header(section: &Section<'_>, found: &Located<String>) -> String {
     "authorization".to_owned()
 }
 
+/// A key that names where a secret is.
+fn secret_of(
+    section: &Section<'_>,
+    item: &Entry<'_>,
+    is_discovered: bool,
+    dir: &Path,
+) -> Option<Secret> {
+    let value = item.text_like(SECRET_PATTERN)?;
+    let report = |message: String, help: Option<String>| {
+        section.diagnostics.report(&value.place, message, help);
+    };
+    match environment::require_secret_source(section, &value, dir) {
+        Some(source) if is_discovered && source != SecretSource::Redacted => {
+            let message = format!(
+                "a discovered supervisor.toml may not use secrets, found {}",
+                quote(source.kind())
+            );
+            let help =
+                "`marshal trust` says that you trust the file as it is; or name it with --config";
+            report(message, Some(help.to_owned()));
+            None
+        }
+        Some(source) => Some(Secret::new(source)),
+        None => {
+            let message = "expected \"env:NAME\", \"file:PATH\" or \"credential:NAME\": the file never contains the key itself";
+            report(message.to_owned(), None);
+            None
+        }
+    }
+}
+
 fn read_secret(section: &Section<'_>, route: &mut Route, is_discovered: bool, dir: &Path) {
     let item = section.get("secret");
     let has_item = item.is_some();
-    if let Some(value) = item.and_then(|item| item.text_like(SECRET_PATTERN)) {
-        match environment::require_secret_source(section, &value, dir) {
-            Some(source) if is_discovered && source != SecretSource::Redacted => {
-                let message = format!(
-                    "a discovered supervisor.toml may not use secrets, found {}",
-                    quote(source.kind())
-                );
-                let help = Some("`marshal trust` says that you trust the file as it is; or name it with --config".to_owned());
-                section.diagnostics.report(&value.place, message, help);
-            }
-            Some(source) => route.secret = Some(Secret::new(source)),
-            None => {
-                let message = "expected \"env:NAME\" or \"file:PATH\": the file never contains the key itself";
-                section.diagnostics.report(&value.place, message, None);
-            }
-        }
+    if let Some(secret) = item.and_then(|item| secret_of(section, &item, is_discovered, dir)) {
+        route.secret = Some(secret);
     }
     if route.secret.is_none()
         && route.registry.is_none()
@@ -424,10 +443,24 @@ fn read_secret(section: &Section<'_>, route: &mut Route, is_discovered: bool, di
 }
 
 /// Reads the keys of a git server. The requests to one follow from its repositories.
-fn read_git(section: &Section<'_>, route: &mut Route) {
-    const OF_GIT: [&str; 4] = ["user", "repositories", "push", "push_max"];
+fn read_git(
+    section: &Section<'_>,
+    route: &mut Route,
+    read_secret: impl Fn(&Entry<'_>) -> Option<Secret>,
+) {
+    const OF_GIT: [&str; 8] = [
+        "user",
+        "repositories",
+        "push",
+        "push_max",
+        "pull_request",
+        "pull_request_base",
+        "api",
+        "api_secret",
+    ];
     const OF_MODELS: [&str; 2] = ["allow", "query"];
-    let git = GitRoute::read(section, &route.git);
+    let mut git = GitRoute::read(section, &route.git);
+    git.read_pull_requests(section, &route.upstream, read_secret);
     let is_git = route.kind == RouteKind::Git;
     let foreign: &[&'static str] = match route.kind {
         RouteKind::Git => &OF_MODELS,

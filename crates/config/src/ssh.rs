@@ -347,6 +347,8 @@ pub(super) fn remote_workspace_and_env(
         include: Vec::new(),
         setup: None,
         repos: Vec::new(),
+        branches: false,
+        author: None,
     };
     (there, env)
 }

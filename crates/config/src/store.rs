@@ -50,7 +50,7 @@ pub(super) fn read(section: &Section<'_>, dir: &Path, is_discovered: bool) -> St
                 .diagnostics
                 .report(&value.place, message, Some(TRUST_HELP.to_owned()));
         } else if source.is_none() {
-            let message = "expected \"env:NAME\" or \"file:PATH\": a connection string has a password, so the file never contains it";
+            let message = "expected \"env:NAME\", \"file:PATH\" or \"credential:NAME\": a connection string has a password, so the file never contains it";
             section.diagnostics.report(&value.place, message, None);
         }
         store.postgres = source.map(Secret::new);

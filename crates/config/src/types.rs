@@ -25,7 +25,7 @@ use super::delegate::Delegate;
 pub use super::egress::{AllowedHost, Egress, EgressTimeouts, check_host_name, proxy_variables};
 use super::error::SourceMap;
 use super::file_plane::FilePlane;
-pub use super::git_route::{GitRoute, RefPattern, is_plain_ref};
+pub use super::git_route::{Forge, GitRoute, PullRequests, RefPattern, is_plain_ref};
 use super::hint::Hints;
 use super::hook::Hook;
 use super::http::{HttpConfig, NamedToken};
@@ -41,6 +41,7 @@ pub use super::ssh::{RemoteMode, RemoteNetwork, RemoteSandbox, Ssh};
 use super::store::StoreConfig;
 use super::template::Template;
 use super::timing::ExitCodes;
+use super::workspace_branches::Author;
 use super::workspace_repos::WorkspaceRepo;
 use super::workspace_setup::WorkspaceSetup;
 pub use container::{Container, ContainerEngine};
@@ -518,6 +519,12 @@ pub struct Workspace {
     pub setup: Option<WorkspaceSetup>,
     /// Further directories at places below it. Only in a copy or clone.
     pub repos: Vec<WorkspaceRepo>,
+    /// Whether the branch of a task that is done comes into the repository by itself. Only with
+    /// [`WorkspaceMode::Worktree`].
+    pub branches: bool,
+    /// The author of the commits that no agent made; `None`: marshal. Only with
+    /// [`WorkspaceMode::Worktree`].
+    pub author: Option<Author>,
 }
 
 impl WorkspaceMode {

@@ -15,7 +15,7 @@ use super::pool::workspace_view;
 use super::sandbox::NAME_PATTERN;
 use super::table::{Diagnostics, Located, Place, Section, one_of};
 use super::types::{Launcher, Workspace, WorkspaceMode};
-use super::{workspace_repos, workspace_setup};
+use super::{workspace_branches, workspace_repos, workspace_setup};
 
 /// A workspace as the file has it.
 #[derive(Clone)]
@@ -61,6 +61,7 @@ pub(super) fn read(table: &Section<'_>, dir: &Path, is_discovered: bool) -> Work
         table.diagnostics.report(&found.place, fault, None);
     }
     let directory = paths::absolute(dir, text);
+    let (branches, author) = workspace_branches::read(table, mode);
     let workspace = Workspace {
         repos: workspace_repos::read(table, (&directory, mode), dir, is_discovered),
         path: directory,
@@ -70,6 +71,8 @@ pub(super) fn read(table: &Section<'_>, dir: &Path, is_discovered: bool) -> Work
         base: workspace_view::read_base(table, mode),
         include: workspace_view::read_include(table, mode),
         setup: workspace_setup::read(table, mode, is_discovered),
+        branches,
+        author,
     };
     let place_or_table = |found: Option<&Place>| found.unwrap_or(&table.place).clone();
     WorkspaceDraft {
@@ -147,6 +150,8 @@ impl WorkspaceDraft {
                 include: Vec::new(),
                 setup: None,
                 repos: Vec::new(),
+                branches: false,
+                author: None,
             },
             has_path: false,
             places: WorkspacePlaces {

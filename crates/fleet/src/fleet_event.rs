@@ -13,6 +13,7 @@ use marshal_model::{
     PermissionRequestId, PoolName, RunId, SessionId, SlotId, SlotState, StampedEvent, TaskId,
     TaskOutcome, UnaskedCalls, UntrustedText, Usage,
 };
+use marshal_sandbox::workspace::branch::git::LineCounts;
 
 /// One event for subscribers.
 #[derive(Debug, Clone)]
@@ -192,6 +193,10 @@ pub struct TaskReport {
     pub bundle: Option<PathBuf>,
     /// The bundles of its branches in further repositories of the workspace.
     pub repos: Vec<RepoBundle>,
+    /// The branch in that bundle.
+    pub branch: Option<TaskBranch>,
+    /// Whether its check passed; `None` if there was none.
+    pub check: Option<bool>,
     /// Where its work landed.
     pub landed: Option<LandedWork>,
     /// Failures of its slot's children during its attempts; each one delayed the slot by a backoff.
@@ -211,6 +216,17 @@ pub struct RepoBundle {
     pub at: String,
     /// The host path of the branch's bundle.
     pub bundle: PathBuf,
+}
+
+/// The branch that a task came back with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskBranch {
+    /// Its name.
+    pub name: String,
+    /// What its commits change, if that could be counted.
+    pub lines: Option<LineCounts>,
+    /// Whether the supervisor brought it into the repository.
+    pub in_repository: bool,
 }
 
 /// Work that is on a branch.

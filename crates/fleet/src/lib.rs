@@ -64,7 +64,7 @@ pub use clock::day_time;
 pub use clock::simulate_stamps;
 pub use files::{FileRead, FileWrite, FilesError, HostAccessError, Parents};
 pub use fleet_event::{
-    ChangeKind, FileChange, FleetEvent, LandedWork, RepoBundle, SlotView, TaskReport,
+    ChangeKind, FileChange, FleetEvent, LandedWork, RepoBundle, SlotView, TaskBranch, TaskReport,
 };
 pub use handle::approvals::{AnswerError, AnswerReceipt, AnswerRequest};
 pub use handle::chats::STOPPED_UNSENT;
@@ -87,7 +87,8 @@ pub use handle::views::PoolView;
 pub use path_lookup::path_enters_directory;
 pub use report::ReportError;
 pub use session::{
-    LandRequest, Landing, LandingError, NotLanded, PROMPT_NOT_WRITTEN, STOPPED_BY_PERSON,
+    LandRequest, Landing, LandingError, NotLanded, OwnCheck, PROMPT_NOT_WRITTEN, PullRequestError,
+    PullRequestOrder, PushedBranch, STOPPED_BY_PERSON,
 };
 pub use setting_reply::SettingResult;
 pub use setup::{ResumeScope, Setup};

@@ -140,6 +140,8 @@ pub(crate) enum PoolMsg {
     },
     /// A message of a client for its conversation.
     Conversation(ConversationMsg),
+    /// Answers, so that somebody sees that the pool moves.
+    Ping(oneshot::Sender<()>),
     /// Stops every child, then the pool.
     Stop(Stop),
 }

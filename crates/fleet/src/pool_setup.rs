@@ -54,6 +54,7 @@ pub(super) fn build_pools(
             mask: Arc::clone(&setup.mask),
             outside_writes: OutsideWrites::new(&config.workspace, &masks).map(Arc::new),
             workspace_masks: masks,
+            push_permit: tokio::sync::Semaphore::new(1),
             delegate: build_delegate(&setup.config, config)?,
             meters: PoolMeters::new(&config.name),
             ledger: Arc::new(Ledger::open(

@@ -6,17 +6,18 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::fleet_event::{ChangeKind, FileChange, LandedWork, RepoBundle, TaskReport};
+use super::fleet_event::{ChangeKind, FileChange, LandedWork, RepoBundle, TaskBranch, TaskReport};
 use marshal_journal::StoredTask;
 use marshal_journal::codec::{
-    ChangedFile, CodecError, LandedReport, RepoReport, Report, RequestCounts, TokenCounts,
-    read_report, write_report,
+    BranchReport, ChangedFile, CodecError, LandedReport, LinesReport, RepoReport, Report,
+    RequestCounts, TokenCounts, read_report, write_report,
 };
 use marshal_model::budget::{NANOS_PER_DOLLAR, nanos_from_dollars};
 use marshal_model::{
     PoolName, RunId, SessionId, SlotId, TaskId, TaskOutcome, UnaskedCalls, UntrustedText, Usage,
     untrusted,
 };
+use marshal_sandbox::workspace::branch::git::LineCounts;
 
 /// Why a stored report is invalid.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +67,19 @@ impl TaskReport {
             workspace: self.copy.as_ref().map(|copy| copy.to_string_lossy()),
             bundle: self.bundle.as_ref().map(|path| path.to_string_lossy()),
             repos: self.repos.iter().map(repo_report).collect(),
+            branch: self.branch.as_ref().map(|branch| BranchReport {
+                name: Cow::Borrowed(&branch.name),
+                lines: branch.lines.map(|lines| LinesReport {
+                    files: lines.files,
+                    added: lines.added,
+                    removed: lines.removed,
+                }),
+                in_repository: branch.in_repository,
+            }),
+            check: self.check.map(|passed| {
+                let word = if passed { "passed" } else { "failed" };
+                Cow::Borrowed(word)
+            }),
             landed: self.landed.as_ref().map(|landed| LandedReport {
                 branch: Cow::Borrowed(&landed.branch),
                 commit: Cow::Borrowed(&landed.commit),
@@ -129,6 +143,16 @@ impl TaskReport {
                 .map(|path| PathBuf::from(path.into_owned())),
             bundle: stored.bundle.map(|path| PathBuf::from(path.into_owned())),
             repos: stored.repos.into_iter().map(RepoBundle::from).collect(),
+            branch: stored.branch.map(|branch| TaskBranch {
+                name: branch.name.into_owned(),
+                lines: branch.lines.map(|lines| LineCounts {
+                    files: lines.files,
+                    added: lines.added,
+                    removed: lines.removed,
+                }),
+                in_repository: branch.in_repository,
+            }),
+            check: stored.check.map(|word| word == "passed"),
             landed: stored.landed.map(|landed| LandedWork {
                 branch: landed.branch.into_owned(),
                 commit: landed.commit.into_owned(),
@@ -183,6 +207,8 @@ impl TaskReport {
             copy: None,
             bundle: None,
             repos: Vec::new(),
+            branch: None,
+            check: None,
             landed: None,
             restarts: 0,
             backoff: Duration::ZERO,

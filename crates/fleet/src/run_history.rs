@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use super::fleet_event::RepoBundle;
+use super::fleet_event::{RepoBundle, TaskBranch};
 use super::session::{CheckResult, LandingResult, ReturnedBranches, Tally};
 use marshal_journal::codec::CodecError;
 use marshal_journal::{Journal, OpenError, ReadError, Reader, StoredRun, StoredTask};
@@ -60,6 +60,10 @@ pub(super) struct AttemptRecord {
     pub(super) bundle: Option<PathBuf>,
     /// Those of further repositories.
     pub(super) repos: Vec<RepoBundle>,
+    /// The branch in it, if this start made it again.
+    pub(super) branch: Option<TaskBranch>,
+    /// A note about the branch.
+    pub(super) remark: Option<String>,
     /// Whether its clone was looked at again, and there was nothing to bundle.
     pub(super) is_without_commits: bool,
     /// How its landing ended, which this start made up for.
@@ -72,6 +76,8 @@ impl AttemptRecord {
         self.is_without_commits = made.bundle.is_none();
         self.bundle = made.bundle;
         self.repos = made.repos;
+        self.branch = made.branch;
+        self.remark = made.remark;
     }
 }
 
@@ -160,6 +166,8 @@ fn replay_attempt(
         copy: None,
         bundle: None,
         repos: Vec::new(),
+        branch: None,
+        remark: None,
         is_without_commits: false,
         landing: None,
     };

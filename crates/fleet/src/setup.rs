@@ -273,6 +273,8 @@ pub(crate) struct PoolShared {
     pub(crate) outside_writes: Option<Arc<OutsideWrites>>,
     /// The files of the workspace that agents do not see.
     pub(crate) workspace_masks: Arc<Masks>,
+    /// Held while a push of the pool is searched.
+    pub(crate) push_permit: Semaphore,
     /// An external decider that may be stricter than the policy.
     pub(crate) delegate: Option<Arc<Delegate>>,
     pub(crate) meters: PoolMeters,

@@ -193,15 +193,23 @@ impl Policy {
     /// Whether a file of the workspace is in the set `protected`, by its path below the workspace. A
     /// link is also if it leads to where the set has names: `.github` for `.github/workflows/`.
     pub fn is_protected(&self, path: &str, is_link: bool) -> bool {
+        let has = |reach| self.has_path(self.protected_set, path, reach);
+        has(sets::SetReach::SelfAndBelow) || is_link && has(sets::SetReach::Parents)
+    }
+
+    /// Whether a file of the workspace is in the set `secrets`, by its path below the workspace.
+    pub fn is_secret(&self, path: &str) -> bool {
+        self.has_path(self.secrets_set, path, sets::SetReach::SelfAndBelow)
+    }
+
+    fn has_path(&self, set: usize, path: &str, reach: sets::SetReach) -> bool {
         let at = FsContext {
             workspace: "/workspace",
             home: "/home/agent",
             cwd: None,
             resolver: &NoLinks,
         };
-        let (set, path) = (&self.sets[self.protected_set], format!("/workspace/{path}"));
-        set.contains(&path, &at, sets::SetReach::SelfAndBelow)
-            || is_link && set.contains(&path, &at, sets::SetReach::Parents)
+        self.sets[set].contains(&format!("/workspace/{path}"), &at, reach)
     }
 
     /// The facts of the sandbox without which it denies everything.

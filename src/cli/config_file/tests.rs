@@ -56,6 +56,28 @@ fn a_named_file_goes_before_a_found_one_and_that_before_the_built_in() {
 }
 
 #[test]
+fn an_installed_file_comes_after_a_found_one_and_is_as_if_it_were_named() {
+    let text = "[pool.demo]\nagent = \"script\"\nlauncher = \"none\"\nnetwork = \"host\"\n";
+    let (installed, empty) = (dir_with(text), tempfile::tempdir().expect("a directory"));
+    let file = installed.path().join(NAME);
+    let from = |cwd: &Path| load_from(None, cwd, Some(file.clone()));
+    for cwd in [empty.path(), installed.path()] {
+        let loaded = from(cwd).expect("good");
+        let real = fs::canonicalize(installed.path()).expect("real");
+        assert_eq!(loaded.source, Source::Installed(real.join(NAME)));
+        // A discovered file may not have `launcher = "none"`.
+        assert!(loaded.is_explicit);
+        assert_eq!(loaded.project, real);
+    }
+    let found = from(dir_with(GOOD).path()).expect("good");
+    assert!(matches!(found.source, Source::Found(_)) && !found.is_explicit);
+    // Its owner is checked like that of any other.
+    chmod(&file, 0o666);
+    let refused = from(empty.path()).expect_err("refused").to_string();
+    assert!(refused.contains("writable by everybody"), "{refused}");
+}
+
+#[test]
 fn a_named_file_that_is_not_there_is_no_reason_to_use_another() {
     let dir = dir_with(GOOD);
     let shown = refused(Some(Path::new("none.toml")), dir.path());

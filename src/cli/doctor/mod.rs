@@ -3,6 +3,7 @@
 //!
 //! Must not know how a feature is probed.
 
+mod installation;
 mod limits;
 mod needs;
 pub(super) mod preflight;
@@ -53,6 +54,7 @@ pub(super) fn run(
         rows,
         profiles,
     } = assess(config, state, only);
+    let weaknesses = installation::Installation::own().weaknesses();
     if json {
         for row in &rows {
             streams.out.json(&table::json(row).to_string());
@@ -60,10 +62,17 @@ pub(super) fn run(
         for profile in &profiles {
             streams.out.json(&profile.json().to_string());
         }
+        for (kind, weaker) in weaknesses {
+            let line = serde_json::json!({"installation": kind, "weaker": weaker});
+            streams.out.json(&line.to_string());
+        }
     } else {
         streams.out.text(&table::render(&rows, streams.width));
         for profile in &profiles {
             streams.out.line(&profile.line());
+        }
+        for (kind, weaker) in weaknesses {
+            streams.out.line(&format!("{kind}: {weaker}"));
         }
         if let Some(days) = prices_age(jiff::Timestamp::now()).filter(|days| *days > PRICES_DAYS) {
             let read = marshal_config::built_in_prices_date();

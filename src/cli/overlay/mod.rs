@@ -15,7 +15,7 @@ pub(super) use client_orders::handle_order;
 use super::args::{Cli, Command};
 use super::command::{ClientContext, report_load_error};
 use super::exit::Exit;
-use super::policies;
+use super::policies::{self, PoolPolicyError};
 use super::project::lookup::Need;
 use super::short_ids;
 use super::streams::Streams;
@@ -90,6 +90,15 @@ enum OverlayFailure {
     Apply(#[from] ApplyError),
     #[error("{0}")]
     System(String),
+}
+
+impl From<PoolPolicyError> for OverlayFailure {
+    fn from(error: PoolPolicyError) -> Self {
+        match error {
+            PoolPolicyError::Faulty(errors) => Self::Faulty(errors),
+            error => Self::Usage(error.to_string()),
+        }
+    }
 }
 
 impl OverlayFailure {
@@ -213,25 +222,11 @@ fn plan_changes(
     texts: bool,
     allow: &[String],
 ) -> Result<ApplyPlan, OverlayFailure> {
-    let pool = overlay.record()?.pool;
-    let Some(pool) = config.pool(&pool) else {
-        return Err(OverlayFailure::Usage(format!(
-            "the pool {} of this session is not in this configuration, but its policy decides what \
-            may be applied; name the right file with --config",
-            escape_for_display(&pool, 60)
-        )));
-    };
-    let loaded = policies::load_policies(config).map_err(OverlayFailure::Faulty)?;
-    let Some(policy) = loaded.by_name.get(&pool.policy) else {
-        return Err(OverlayFailure::Usage(format!(
-            "the pool's policy {} does not exist",
-            escape_for_display(&pool.policy, 60)
-        )));
-    };
+    let (pool, policy) = policies::of_pool(config, &overlay.record()?.pool)?;
     let program: PathBuf = "/proc/self/exe".into();
     // The sandbox in which the agent wrote them: a policy may rely on it.
     let sandbox = config.sandbox_facts(pool);
-    let policies = [guard(), &*policy.policy];
+    let policies = [guard(), &*policy];
     let judge = |path: &str, is_dir: bool| ChangeReview {
         decision: decide_write(&policies, sandbox, path),
         outside: outside::find_use(&policies, path, !is_dir).map(|what| OutsideFile {

@@ -9,7 +9,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use super::supervisors::{self, Supervisor};
-use super::{base, configuration_file, of_directory, state_of};
+use super::{base, configuration_file, installed_configuration, of_directory, state_of};
 use crate::cli::exit::Exit;
 use crate::cli::trust::{display_path, open_trusted};
 use marshal_config::Config;
@@ -93,17 +93,17 @@ pub(in crate::cli) fn find(
         return find_named(wanted, request.cwd, &running, env);
     }
     let at = |state: PathBuf| Ok(StateLocation { state, note: None });
-    let file = match request.config {
-        Some(file) => Some(request.cwd.join(file)),
-        None => configuration_file(request.cwd),
+    let own = configuration_file(request.cwd);
+    let (file, is_of_project) = match (request.config, own) {
+        (Some(file), _) => (Some(request.cwd.join(file)), false),
+        (None, Some(own)) => (Some(own), true),
+        (None, None) => (installed_configuration(env), false),
     };
     if let Some(state) = file.as_deref().and_then(configured) {
         return at(state);
     }
-    let project = match request.config {
-        Some(_) => file.as_deref().and_then(Path::parent).map(real),
-        None => None,
-    };
+    let outside = file.as_deref().filter(|_| !is_of_project);
+    let project = outside.and_then(Path::parent).map(real);
     let project = project.unwrap_or_else(|| of_directory(request.cwd));
     if let Some(found) = of_project(&running, &project, request.config.is_none()) {
         return at(found.state_dir.clone());

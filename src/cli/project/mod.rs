@@ -33,6 +33,24 @@ pub(super) fn configuration_file(cwd: &Path) -> Option<PathBuf> {
     found.next().map(|dir| dir.join(NAME))
 }
 
+/// The configuration of the user or of the host, for directories without one:
+/// `$XDG_CONFIG_HOME/marshal/supervisor.toml` (`$HOME/.config` if it is not set), else
+/// `/etc/marshal/supervisor.toml`.
+pub(super) fn installed_configuration(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let absolute = |name| {
+        env(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let home = || absolute("HOME").map(|home| home.join(".config"));
+    let user = absolute("XDG_CONFIG_HOME").or_else(home);
+    let mut places = user.into_iter().chain([PathBuf::from("/etc")]);
+    places.find_map(|place| {
+        let file = place.join("marshal").join(NAME);
+        file.symlink_metadata().is_ok().then_some(file)
+    })
+}
+
 /// The top of the repository that holds a directory.
 fn repository(cwd: &Path) -> Option<&Path> {
     let is_top = |dir: &&Path| dir.join(".git").symlink_metadata().is_ok();
@@ -107,6 +125,28 @@ mod tests {
         assert_eq!(configuration_file(&deep), Some(file));
         assert_eq!(of_directory(&deep), dir.join("repo/src"));
         assert_eq!(configuration_file(&dir), Some(dir.join(NAME)));
+    }
+
+    #[test]
+    fn the_users_configuration_comes_before_the_hosts() {
+        let dir = tempfile::tempdir().expect("directory");
+        let find = |name: &'static str, place: PathBuf| {
+            installed_configuration(move |asked| (asked == name).then(|| place.clone().into()))
+        };
+        let file = |below: &str| {
+            let file = dir.path().join(below).join("marshal").join(NAME);
+            fs::create_dir_all(file.parent().expect("a directory")).expect("made");
+            fs::write(&file, "").expect("file");
+            file
+        };
+        let (xdg, home) = (file("xdg"), file(".config"));
+        assert_eq!(find("XDG_CONFIG_HOME", dir.path().join("xdg")), Some(xdg));
+        assert_eq!(find("HOME", dir.path().to_owned()), Some(home));
+        // As XDG says, a relative path is none.
+        assert_ne!(
+            find("XDG_CONFIG_HOME", "xdg".into()),
+            Some("xdg/marshal/supervisor.toml".into())
+        );
     }
 
     #[test]

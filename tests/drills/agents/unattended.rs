@@ -135,10 +135,10 @@ fn repairs(kind: &Kind) {
     let session = result["session"].as_str().expect("a session");
     let took = drill.run(&["land", session]);
     assert_eq!(took.code, Some(0), "{}", took.all());
-    let branch = format!("marshal/{session}");
-    let log = git(&top, &["log", "--format=%s", &branch]);
+    let branch = result["branch"]["name"].as_str().expect("a branch");
+    let log = git(&top, &["log", "--format=%s", branch]);
     assert_eq!(log, "durations: add up the parts\nfirst", "{all}");
-    let changed = git(&top, &["diff", "--name-only", "main", &branch]);
+    let changed = git(&top, &["diff", "--name-only", "main", branch]);
     assert!(
         changed.contains("durations/read.py") && changed.contains("tests/test_read.py"),
         "{changed}"

@@ -35,12 +35,13 @@ fn the_tasks_of_a_run_are_listed_with_those_that_changed_the_same_files() {
         rows,
         [
             &[
-                "task", "outcome", "files", "cost", "branch", "landed", "also", "changed", "by"
+                "task", "outcome", "branch", "files", "+/-", "check", "cost", "landed", "also",
+                "changed", "by"
             ][..],
-            &["one", "done", "2", "three", "(1)"],
-            &["two", "done", "0"],
-            &["three", "done", "1", "one", "(1)"],
-            &["four", "denied", "0"],
+            &["one", "done", "2", "none", "three", "(1)"],
+            &["two", "done", "0", "none"],
+            &["three", "done", "1", "none", "one", "(1)"],
+            &["four", "denied", "0", "none"],
         ],
         "{}",
         shown.all()

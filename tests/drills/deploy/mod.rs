@@ -2,6 +2,7 @@
 //! read them, and the names in them are names that the program has.
 
 mod prometheus;
+mod service;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -214,8 +214,23 @@ fn a_commit_has_its_own_layer_or_the_one_of_its_inputs() {
     let second = saw(&drill, LOOK);
     assert_ne!(second, first);
 
-    // Tasks that land on a branch use the layers for all, but make none for others.
+    // What agents wrote may be on the branch that is checked out for once: it has its own layer, as a
+    // commit on no branch has.
     let source = drill.workspace();
+    git(&source, &["checkout", "-q", "-b", "marshal/s"]);
+    let on_branch = saw(&drill, LOOK);
+    assert_ne!(on_branch, second);
+    git(&source, &["checkout", "-q", "--detach"]);
+    let detached = saw(&drill, LOOK);
+    assert!(detached != on_branch && detached != second);
+    git(&source, &["checkout", "-q", "main"]);
+    assert_eq!(
+        saw(&drill, LOOK),
+        second,
+        "nobody else made the layer of main"
+    );
+
+    // Tasks that land on a branch use the layer of the pool's base, but make none for others.
     git(&source, &["checkout", "-q", "-b", "theirs"]);
     change(&drill, "packages/a/lock", "3\n");
     git(&source, &["checkout", "-q", "main"]);
@@ -231,11 +246,13 @@ fn a_commit_has_its_own_layer_or_the_one_of_its_inputs() {
     change(&drill, "packages/a/lock", "3\n");
     let ours = saw(&drill, LOOK);
     assert!(ours != theirs && ours != second);
-    assert_eq!(
-        on("theirs"),
-        ours,
-        "what the pool's own base made is for all"
-    );
+    assert_eq!(on("theirs"), theirs, "its own goes first");
+    // A pool that begins from such a branch makes no layer for one that does not.
+    let config = fs::read_to_string(drill.config()).expect("supervisor.toml");
+    let based = config.replace("mode    =", "base = \"theirs\"\nmode    =");
+    assert_ne!(based, config);
+    fs::write(drill.config(), based).expect("supervisor.toml");
+    assert_ne!(saw(&drill, LOOK), ours);
 }
 
 #[test]
@@ -425,7 +442,8 @@ fn the_check_of_a_landing_has_the_layer_of_its_commit() {
     fs::write(drill.config(), config).expect("supervisor.toml");
     let source = drill.workspace();
     git(&source, &["branch", "landing"]);
-    for (file, layers_then) in [("one.txt", 1), ("packages/a/lock", 2)] {
+    // The layer of a commit that had not landed goes with its check.
+    for (file, layers_then) in [("one.txt", 1), ("packages/a/lock", 1)] {
         let prompt = format!("unasked echo x > {file} && git add {file} && git commit -qm {file}");
         let ran = drill.run(&["run", "--land", "landing", "--results", "r.jsonl", &prompt]);
         let result = drill.results("r.jsonl").remove(0);

@@ -266,6 +266,223 @@ fn a_run_lands_afterwards_once_and_a_branch_in_use_is_refused() {
     assert_eq!(git(&source, &["rev-parse", "landing"]), commit);
 }
 
+/// What is refused by its kind or by the pool's own policy, with and without a branch to land on.
+#[test]
+fn links_submodules_and_what_the_pools_policy_protects_wait_for_a_person_and_secrets_for_nobody() {
+    let drill = drill_with(POOL);
+    let sets = "[paths]\nprotected = [\"@/**/deploy.toml\"]\nsecrets = [\"**/vault.txt\"]\n";
+    fs::write(drill.path("open.toml"), format!("{OPEN}{sets}")).expect("a policy");
+    let source = drill.workspace();
+    let committed = |id: &str, command: &str| json!({"id": id, "prompt": format!("unasked {command} && git commit -qm {id}")});
+    let cases = [
+        (
+            "link",
+            "ln -s /etc/passwd far && ln -s shared.txt near && git add far near",
+            "far",
+        ),
+        (
+            "module",
+            "git update-index --add --cacheinfo 160000,$(git rev-parse HEAD),lib",
+            "lib",
+        ),
+        (
+            "attributes",
+            "echo '* -diff' > .gitattributes && git add .gitattributes",
+            ".gitattributes",
+        ),
+        (
+            "deploy",
+            "echo x > deploy.toml && git add deploy.toml",
+            "deploy.toml",
+        ),
+        (
+            "secret",
+            "echo x > vault.txt && git add vault.txt",
+            "vault.txt",
+        ),
+    ];
+    let tasks: Vec<Value> = cases
+        .iter()
+        .map(|(id, command, _)| committed(id, command))
+        .collect();
+    let ran = drill.run(&["run", "--results", "r.jsonl", task_file(&drill, &tasks)]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let results = drill.results("r.jsonl");
+    for (id, _, path) in cases {
+        let result = results.iter().find(|result| result["id"] == id).expect(id);
+        let session = text(result, "session");
+        let shown = drill.run(&["diff", session]);
+        let listed = format!("    {path}: ");
+        assert!(shown.stdout.contains(&listed), "{id}: {}", shown.all());
+        assert!(!shown.stdout.contains("    near: "), "{}", shown.all());
+        let onto = ["--onto", "landing"];
+        for place in [&onto[..], &[]] {
+            let refused = drill.run(&[&["land", session], place].concat());
+            assert_ne!(refused.code, Some(0), "{id}: {}", refused.all());
+            assert!(refused.all().contains(path), "{id}: {}", refused.all());
+        }
+        for place in [&onto[..], &[]] {
+            let landed = drill.run(&[&["land", session, "--allow", path], place].concat());
+            if id == "secret" {
+                assert_ne!(landed.code, Some(0), "{}", landed.all());
+                assert!(
+                    landed.all().contains("no --allow takes"),
+                    "{}",
+                    landed.all()
+                );
+            } else {
+                assert_eq!(landed.code, Some(0), "{id}: {}", landed.all());
+            }
+        }
+    }
+    let names = git(&source, &["ls-tree", "--name-only", "landing"]);
+    assert!(
+        names.contains("deploy.toml") && !names.contains("vault.txt"),
+        "{names}"
+    );
+    // Without the configuration it is not known what the policy protects.
+    let secret = results.iter().find(|result| result["id"] == "secret");
+    let session = text(secret.expect("the secret"), "session");
+    let config = fs::read_to_string(drill.config()).expect("supervisor.toml");
+    let other = config.replace("[pool.demo]", "[pool.other]");
+    fs::write(drill.config(), other).expect("supervisor.toml");
+    let refused = drill.run(&["land", session, "--allow", "vault.txt"]);
+    assert_ne!(refused.code, Some(0), "{}", refused.all());
+    assert!(refused.all().contains("the pool demo"), "{}", refused.all());
+}
+
+#[test]
+fn a_tasks_own_check_does_not_replace_the_pools_when_a_person_lands_it() {
+    let drill = drill_with(&POOL.replace("test -e left && test -e right", "ls -d lax.txt"));
+    let check = json!(["true"]);
+    let file = task_file(
+        &drill,
+        &[
+            json!({"id": "lax", "prompt": "write lax.txt x", "check": check}),
+            json!({"id": "fine", "prompt": "write fine.txt x", "check": check}),
+        ],
+    );
+    let ran = drill.run(&["run", file]);
+    assert_eq!(
+        ran.code,
+        Some(0),
+        "its own check alone decides: {}",
+        ran.all()
+    );
+    let landed = drill.run(&["land", "--onto", "landing", "lax"]);
+    assert_ne!(landed.code, Some(0), "{}", landed.all());
+    assert!(landed.stdout.contains("(the pool's)"), "{}", landed.all());
+    let landed = drill.run(&["--json", "land", "--onto", "landing", "fine"]);
+    assert_eq!(landed.code, Some(0), "{}", landed.all());
+    let landed: Value = serde_json::from_str(landed.stdout.trim()).expect("JSON");
+    let checks = landed["checks"].as_array().expect("checks");
+    let is_of = |at: usize, of: &str| checks[at].as_str().is_some_and(|text| text.contains(of));
+    assert!(
+        is_of(0, "the pool's") && is_of(1, "`true` (the task's own)"),
+        "{landed}"
+    );
+    assert_eq!(checks.len(), 2, "{landed}");
+    // Who may land a task when submitting it may also say by which check.
+    let own = json!({"id": "own", "prompt": "write lax.txt x", "check": check, "land": "landing"});
+    let ran = drill.run(&["run", task_file(&drill, &[own])]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+}
+
+#[test]
+fn a_check_of_a_landing_that_fills_the_disk_is_stopped() {
+    let home = "\n[sandbox.standard]\nhome = { size = \"1M\" }\n";
+    let drill = drill_with(&format!("{POOL}{home}"));
+    let ran = drill.run(&["run", "write a.txt hello"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.all());
+    let config = fs::read_to_string(drill.config()).expect("supervisor.toml");
+    let fills = config.replace(
+        "! { test -e left && test -e right; }",
+        "for i in 1 2 3 4 5 6 7 8 9; do head -c 900000 /dev/zero > $HOME/$i; done; sleep 1000",
+    );
+    assert_ne!(fills, config);
+    fs::write(drill.config(), fills).expect("supervisor.toml");
+    let landed = drill.run(&["land", "--onto", "landing"]);
+    assert_ne!(landed.code, Some(0), "{}", landed.all());
+    let said = "the check was stopped: the home has";
+    assert!(landed.stdout.contains(said), "{}", landed.all());
+    assert_eq!(subjects(&drill.workspace(), "landing"), ["first"]);
+}
+
+/// A working tree has the branch while the second task waits for the first, gives it up, and takes it
+/// again while the second is checked.
+#[test]
+fn a_working_tree_that_comes_again_during_the_check_keeps_the_branch() {
+    let check = "check     = [\"sleep\", \"6\"]";
+    let pool: Vec<&str> = POOL
+        .lines()
+        .map(|line| {
+            if line.starts_with("check") {
+                check
+            } else {
+                line
+            }
+        })
+        .collect();
+    let drill = drill_with(&pool.join("\n"));
+    let source = drill.workspace();
+    git(&source, &["worktree", "add", "-q", "--detach", "../other"]);
+    let other = source.parent().expect("a parent").join("other");
+    let tasks = [
+        json!({"id": "first", "prompt": "write first.txt 1"}),
+        json!({"id": "second", "prompt": "sleep 3s\nwrite second.txt 2"}),
+    ];
+    let file = task_file(&drill, &tasks);
+    let mut child = drill.start(&["run", "--land", "landing", "--results", "r.jsonl", file]);
+    let count = |of: &dyn Fn(&str) -> bool| {
+        let entries = fs::read_dir(drill.state().join("copies"));
+        let names = entries.into_iter().flatten().flatten();
+        names
+            .filter(|entry| of(&entry.file_name().to_string_lossy()))
+            .count()
+    };
+    let wait_for = |what: &str, is_so: &dyn Fn() -> bool| {
+        let began = std::time::Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < Duration::from_secs(90), "{what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let clones = |name: &str| !name.contains([',', '.']);
+    wait_for("the first is checked on the branch", &|| count(&clones) > 2);
+    git(&other, &["checkout", "-q", "landing"]);
+    let bundles = |name: &str| name.ends_with(",bundle") && !name.starts_with('.');
+    wait_for("the second waits", &|| count(&bundles) > 1);
+    std::thread::sleep(Duration::from_millis(300));
+    git(&other, &["checkout", "-q", "--detach"]);
+    wait_for("the first lands", &|| {
+        subjects(&source, "landing").len() > 1
+    });
+    wait_for("its clone goes", &|| count(&clones) < 3);
+    wait_for("the second is checked on the branch", &|| {
+        count(&clones) > 2
+    });
+    git(&other, &["checkout", "-q", "landing"]);
+    child.wait(Duration::from_secs(120));
+    let results = drill.results("r.jsonl");
+    let of = |id: &str| {
+        results
+            .iter()
+            .find(|result| result["id"] == id)
+            .expect("a result")
+    };
+    assert_eq!(of("first")["outcome"], "done", "{results:?}");
+    assert_eq!(of("second")["outcome"], "failed", "{results:?}");
+    assert!(
+        text(of("second"), "detail").contains("checked out"),
+        "{results:?}"
+    );
+    assert_eq!(
+        git(&other, &["status", "--porcelain"]),
+        "",
+        "it is what its branch is"
+    );
+}
+
 #[test]
 fn a_repository_that_runs_programs_runs_none_while_work_lands() {
     let drill = drill_with(POOL);

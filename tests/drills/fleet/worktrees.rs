@@ -137,6 +137,11 @@ pub(super) fn text<'v>(result: &'v Value, key: &str) -> &'v str {
         .unwrap_or_else(|| panic!("{key} in {result}"))
 }
 
+/// The branch of a task, as its result names it.
+pub(super) fn branch_of(result: &Value) -> &str {
+    text(&result["branch"], "name")
+}
+
 /// What is in the source's objects and branches.
 fn state_of(source: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -222,7 +227,7 @@ fn a_branch_comes_back(drill: &Drill, owner: u32) {
     fs::remove_file(source.join(".git/config")).expect("config");
     fs::remove_dir_all(source.join(".git/hooks")).expect("hooks");
     fs::remove_file(source.join(".git/info/attributes")).expect("attributes");
-    let branch = format!("marshal/{session}");
+    let branch = branch_of(&result).to_owned();
     let log = git(&source, &["log", "--format=%s", &branch]);
     assert_eq!(log, "Uncommitted work\nagent\nfirst");
     assert_eq!(
@@ -298,7 +303,7 @@ fn a_branch_that_takes_effect_outside_is_shown_first_and_taken_by_name() {
     );
     let one = drill.run(&["diff", session, "AGENTS.md"]);
     assert!(!one.stdout.contains("+++ b/made.txt") && one.stdout.contains("+++ b/AGENTS.md"));
-    let branch = format!("refs/heads/marshal/{session}");
+    let branch = format!("refs/heads/{}", branch_of(&result));
     for (args, code) in [
         (&[] as &[&str], 1),
         (&["--allow", "AGENTS.md"], 1),
@@ -358,7 +363,7 @@ fn a_hostile_bundle_changes_nothing() {
     let (ran, result) = run_one(&drill, "unasked echo x > made.txt");
     assert_eq!(result["outcome"], "done", "{}", ran.all());
     let session = text(&result, "session").to_owned();
-    let name = format!("refs/heads/marshal/{session}");
+    let name = format!("refs/heads/{}", branch_of(&result));
     let before = state_of(&source);
     git(&drill.path("."), &["clone", "-q", "project", "forge"]);
     let forged = drill.path("forge");
@@ -588,7 +593,7 @@ fn submodules_and_large_files_are_there_as_far_as_the_source_has_them() {
     assert_eq!(took.code, Some(0), "{}", took.all());
     let changed = git(
         &drill.workspace(),
-        &["diff", "--name-only", "HEAD", &format!("marshal/{session}")],
+        &["diff", "--name-only", "HEAD", branch_of(&result)],
     );
     assert_eq!(
         changed, "made.txt\nseen.txt",
@@ -606,9 +611,9 @@ fn other_kinds_of_repositories_come_back_too() {
         let session = text(&result, "session");
         let took = drill.run(&["land", session]);
         assert_eq!(took.code, Some(0), "{}", took.all());
-        let made = format!("marshal/{session}:made.txt");
+        let made = format!("{}:made.txt", branch_of(&result));
         assert_eq!(git(&drill.workspace(), &["show", &made]), "x");
-        let of_task = format!("HEAD..marshal/{session}");
+        let of_task = format!("HEAD..{}", branch_of(&result));
         let changed = git(&drill.workspace(), &["diff", "--name-only", &of_task]);
         assert_eq!(changed, "made.txt");
     };
@@ -750,7 +755,7 @@ fn named_files_go_along_and_are_not_committed() {
             let session = text(&result, "session");
             let took = drill.run(&["land", session]);
             assert_eq!(took.code, Some(0), "{}", took.all());
-            let changed = format!("HEAD..marshal/{session}");
+            let changed = format!("HEAD..{}", branch_of(&result));
             let changed = git(&source, &["diff", "--name-only", &changed]);
             assert_eq!(changed, "list");
         }
@@ -774,7 +779,7 @@ fn a_clone_starts_from_its_base() {
     let session = text(&result, "session");
     let took = drill.run(&["land", session]);
     assert_eq!(took.code, Some(0), "{}", took.all());
-    let parent = format!("marshal/{session}~1");
+    let parent = format!("{}~1", branch_of(&result));
     assert_eq!(git(&drill.workspace(), &["rev-parse", &parent]), first);
     let ((ran, result), ..) = based("origin/main");
     assert_eq!(result["outcome"], "failed", "{}", ran.all());
@@ -889,6 +894,6 @@ fn a_branch_that_a_killed_supervisor_did_not_make_is_made_when_its_run_goes_on()
     assert_eq!(text(&result, "session"), session, "it was not sent again");
     let landed = drill.run(&["land", session]);
     assert_eq!(landed.code, Some(0), "{}", landed.all());
-    let made = format!("marshal/{session}:made.txt");
+    let made = format!("{}:made.txt", branch_of(&result));
     assert_eq!(git(&drill.workspace(), &["show", &made]), "hello");
 }

@@ -1,6 +1,6 @@
 //! A booted Debian with cgroup v2 and an older kernel, in qemu: the escape attempts, the limits and
 //! the README's first command, as root and as an ordinary user, each with a control group that
-//! systemd delegated.
+//! systemd delegated. The Debian package, installed in another one, serves under a real systemd.
 //!
 //! The tests that run there are those of `sandbox`, from a copy of this very program. `tests/run`
 //! makes the disk and unpacks qemu. It emulates the processor, so that it runs everywhere: a virtual
@@ -17,6 +17,8 @@ use crate::sandbox::prober;
 
 /// What the guest runs.
 const SCRIPT: &str = include_str!("run.sh");
+/// What the guest with the package runs.
+const PACKAGE_SCRIPT: &str = include_str!("package.sh");
 /// The tests that it runs.
 const AREAS: [&str; 3] = [
     "sandbox::escapes::",
@@ -89,11 +91,16 @@ fn payload(dir: &Path, names: &[String]) -> PathBuf {
             .arg(files.join(name))
             .arg(from));
     }
+    disk_of(dir, &files)
+}
+
+/// The second disk, with these files.
+fn disk_of(dir: &Path, files: &Path) -> PathBuf {
     let disk = dir.join("payload.img");
     let make = ["-q", "-F", "-d"];
     run(Command::new("/sbin/mkfs.ext4")
         .args(make)
-        .arg(&files)
+        .arg(files)
         .arg(&disk)
         .arg("512M"));
     disk
@@ -274,3 +281,116 @@ fn service_keeps_its_tasks(printed: &str) {
         "{printed}"
     );
 }
+
+/// The package of this build, which `tests/run` makes.
+fn package() -> PathBuf {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/debian");
+    let found = fs::read_dir(&dir).into_iter().flatten().flatten();
+    let mut packages = found.map(|entry| entry.path());
+    let is_package = |path: &PathBuf| path.extension().is_some_and(|end| end == "deb");
+    let package = packages.find(is_package);
+    package.unwrap_or_else(|| panic!("no package in {}: run tests/run guest", dir.display()))
+}
+
+#[test]
+fn the_package_serves_in_a_booted_debian() {
+    let dir = tempfile::Builder::new()
+        .prefix("package")
+        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+        .unwrap();
+    let files = dir.path().join("files");
+    fs::create_dir_all(&files).unwrap();
+    fs::copy(package(), files.join("marshal.deb")).unwrap();
+    fs::write(files.join("run"), PACKAGE_SCRIPT).unwrap();
+    let text = boot(dir.path(), &disk_of(dir.path(), &files));
+    println!("{text}");
+    let sections: BTreeMap<&str, &str> = text
+        .split("== package: ")
+        .filter_map(|section| section.split_once('\n'))
+        .collect();
+    for (what, lines) in PACKAGE_SHOWS {
+        let section = sections
+            .get(what)
+            .unwrap_or_else(|| panic!("no {what}: {text}"));
+        for line in *lines {
+            let found = section.lines().any(|printed| printed.starts_with(line));
+            assert!(found, "{what}: no {line:?} in {section}");
+        }
+    }
+    assert!(
+        !text.contains("NEVER: "),
+        "something was waited for in vain"
+    );
+    // Only a client that was turned away would have got another answer, or none.
+    assert!(sections["sockets"].contains("pages: HTTP/1.0 200 OK,\n"));
+}
+
+/// How lines begin that the script prints, by its headings.
+const PACKAGE_SHOWS: &[(&str, &[&str])] = &[
+    (
+        "install",
+        &[
+            "code 0",
+            "disabled",
+            "without a configuration: inactive, no",
+            "/etc/marshal 755 root",
+            "/etc/marshal/keys 700 root",
+            "marshal:/var/lib/marshal",
+            "manual pages: 1",
+            "complete -o",
+            // The parser of this Debian does not know it.
+            "ls: cannot access '/etc/apparmor.d/marshal'",
+        ],
+    ),
+    (
+        "start",
+        &[
+            "without the credential: code 1",
+            "LoadCredential=test:FILE",
+            "HTTP/1.0 200 OK",
+            "demo/0",
+            "type notify, notify main",
+            "2 slots: 2 unloaded; 0 open tasks",
+            "1 of 1 done",
+        ],
+    ),
+    (
+        "limits",
+        &[
+            "209715200",
+            "Memory cgroup out of memory: Killed process",
+            "the service goes on: 0 restarts",
+        ],
+    ),
+    ("reload", &["code 0", "active again"]),
+    (
+        "watchdog",
+        &[
+            "restarts: 1",
+            "the watchdog of the service manager is not fed",
+            "marshal.service: Watchdog timeout",
+            "marshal.service: Failed with result 'watchdog'",
+            "done: 8",
+        ],
+    ),
+    (
+        "sockets",
+        &[
+            "before: inactive",
+            "HTTP/1.0 200 OK",
+            "after a page: active",
+            "after a command: active",
+            "done: 16",
+        ],
+    ),
+    (
+        "kill",
+        &[
+            "main: before 1",
+            "main: left 0",
+            "all: before 1",
+            "all: left 0",
+        ],
+    ),
+    ("remove", &["code 0", "the journal is kept"]),
+];

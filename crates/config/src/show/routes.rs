@@ -1,6 +1,7 @@
 //! Routes and pauses as they are shown. No key is shown.
 
 use super::super::environment::REDACTED;
+use super::super::git_route::PullRequests;
 use super::super::registry::MODEL_KEYS;
 use super::super::types::{GitRoute, Route, RouteKind, RoutePort};
 use super::{RenderedTable, path, texts};
@@ -11,6 +12,7 @@ pub(super) fn route(route: &Route) -> RenderedTable {
         registry,
         hosts,
         is_of_host,
+        names_hosts,
         name,
         upstream,
         header,
@@ -29,7 +31,10 @@ pub(super) fn route(route: &Route) -> RenderedTable {
     let mut table = RenderedTable::new(&["route", name]);
     if let Some(registry) = registry {
         table.put("registry", registry.as_str());
-        table.put("hosts", texts(hosts));
+        // The host's client, which is read later, also decides what is beside its registry.
+        if *names_hosts || !is_of_host {
+            table.put("hosts", texts(hosts));
+        }
     }
     if !is_of_host {
         table.put("upstream", upstream.to_string());
@@ -44,6 +49,7 @@ pub(super) fn route(route: &Route) -> RenderedTable {
             user: _,
             push_max: _,
             repositories,
+            pull_requests,
             push,
         } = git;
         if !repositories.is_empty() {
@@ -52,6 +58,20 @@ pub(super) fn route(route: &Route) -> RenderedTable {
         let refs: Vec<String> = push.iter().map(|of| of.as_str().to_owned()).collect();
         table.put("push", texts(&refs));
         git.show_keys(&mut table, "");
+        if let Some(PullRequests {
+            forge,
+            api,
+            secret,
+            base,
+        }) = pull_requests
+        {
+            table.put("pull_request", forge.as_str());
+            table.put("pull_request_base", base.as_str());
+            table.put("api", api.to_string());
+            if secret.is_some() {
+                table.put("api_secret", REDACTED);
+            }
+        }
     }
     if *kind == RouteKind::Model {
         let lines: Vec<String> = allow.iter().map(ToString::to_string).collect();

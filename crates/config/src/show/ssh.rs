@@ -99,6 +99,8 @@ pub(super) fn put_workspace(
         include,
         setup,
         repos,
+        branches,
+        author,
     } = workspace;
     table.put(&key("path"), path(work));
     table.put(&key("mode"), mode.as_str());
@@ -127,5 +129,10 @@ pub(super) fn put_workspace(
             toml::Value::Table(shown)
         });
         table.put(&key("repos"), repos.collect::<Vec<_>>());
+    }
+    if *mode == crate::WorkspaceMode::Worktree {
+        table.put(&key("branches"), *branches);
+        let author = author.as_ref().map(ToString::to_string);
+        table.put_optional(&key("author"), author.as_deref());
     }
 }

@@ -82,7 +82,10 @@ impl Row {
                 format!("{BARE}{}\n{set}", others.join("\n"))
             }
             key if key.starts_with(RUNNER_KEYS) => format!("{BARE_DRIVEN}{set}"),
-            "pool.NAME.workspace.base" | "pool.NAME.workspace.setup.command" => {
+            "pool.NAME.workspace.base"
+            | "pool.NAME.workspace.author"
+            | "pool.NAME.workspace.branches"
+            | "pool.NAME.workspace.setup.command" => {
                 format!("{BARE}pool.demo.workspace.mode = \"worktree\"\n{set}")
             }
             key if key.starts_with(SETUP_KEYS) => format!("{BARE_SETUP}{set}"),
@@ -105,6 +108,10 @@ impl Row {
                 let others = BARE.lines().filter(|line| !line.starts_with(&name));
                 let others: Vec<_> = others.collect();
                 format!("{}\n{set}", others.join("\n"))
+            }
+            "route.NAME.pull_request" => format!("{BARE_GIT}{ONE_REPOSITORY}{set}"),
+            "route.NAME.pull_request_base" | "route.NAME.api" | "route.NAME.api_secret" => {
+                format!("{BARE_GIT}{ONE_REPOSITORY}route.own.pull_request = \"gitea\"\n{set}")
             }
             key if GIT_ROUTE_KEYS.contains(&key) => format!("{BARE_GIT}{set}"),
             "http.tls.certificate" => format!("{BARE}http.tls.key = \"/k\"\n{set}"),
@@ -172,6 +179,10 @@ const GIT_ROUTE_KEYS: &[&str] = &[
     "route.NAME.push",
     "route.NAME.push_max",
     "route.NAME.user",
+    "route.NAME.pull_request",
+    "route.NAME.pull_request_base",
+    "route.NAME.api",
+    "route.NAME.api_secret",
 ];
 
 const FILE_KEYS: &str = "pool.NAME.file_plane.";
@@ -213,6 +224,8 @@ route.own.upstream = \"http://127.0.0.1:8089\"
 route.own.kind = \"git\"
 ";
 
+const ONE_REPOSITORY: &str = "route.own.repositories = [\"a/b\"]\n";
+
 const BARE_HOOK: &str = "\
 pool.demo.command = [\"agent\"]
 route.own.upstream = \"http://127.0.0.1:8089\"
@@ -239,6 +252,7 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.mode", "\"plan\""),
     ("pool.NAME.auth", "\"api-key\""),
     ("pool.NAME.workspace", "\"own\""),
+    ("pool.NAME.workspace.author", "\"Ada <ada@example.com>\""),
     ("pool.NAME.workspace.base", "\"origin/main\""),
     ("pool.NAME.workspace.setup.command", "[\"npm\", \"ci\"]"),
     ("pool.NAME.dialect.custom", "\"agent.toml\""),
@@ -255,6 +269,9 @@ const SAMPLES: &[(&str, &str)] = &[
     ("pool.NAME.egress.timeouts.total", "\"10m\""),
     ("route.NAME.upstream", "\"http://127.0.0.1\""),
     ("route.NAME.registry", "\"pypi\""),
+    ("route.NAME.pull_request", "\"gitlab\""),
+    ("route.NAME.api", "\"https://forge.example.com/api/v1\""),
+    ("route.NAME.api_secret", "\"env:API_TOKEN\""),
     ("route.NAME.hosts", "[\"files.example.com\"]"),
     ("route.NAME.secret", "\"env:KEY\""),
     ("route.NAME.user", "\"x-access-token\""),

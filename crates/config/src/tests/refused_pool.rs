@@ -449,7 +449,9 @@ fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
     route("upstream = \"https://a.example\"\nallow = [\"GET /x\"]", "the route needs a secret for \"a.example\"");
     route("upstream = \"http://a.example\"\nsecret = \"env:KEY\"\nallow = [\"GET /x\"]", "http:// is only for a loopback address");
     route("upstream = \"https://k:p@a.example\"\nsecret = \"env:KEY\"\nallow = [\"GET /x\"]", "expected a host name or address");
-    route("upstream = \"https://a.example\"\nsecret = \"sk-123\"\nallow = [\"GET /x\"]", "expected \"env:NAME\" or \"file:PATH\"");
+    route("upstream = \"https://a.example\"\nsecret = \"sk-123\"\nallow = [\"GET /x\"]", "expected \"env:NAME\", \"file:PATH\" or \"credential:NAME\"");
+    route("upstream = \"https://a.example\"\nsecret = \"credential:../key\"\nallow = [\"GET /x\"]", "expected the name of a credential");
+    route("upstream = \"https://a.example\"\nsecret = \"credential:.key\"\nallow = [\"GET /x\"]", "without a leading dot");
     route(&good.replace("POST /v1/x", "POST /v1/../x"), "expected a method (GET, HEAD, POST");
     route(&good.replace("POST /v1/x", "CONNECT /v1"), "expected a method (GET, HEAD, POST");
     route(&format!("{good}header = \"Host\""), "the header \"Host\" cannot carry a key");
@@ -470,6 +472,17 @@ fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
     of_git("push = [\"refs/heads/a*\"]", "expected a branch such as \"refs/heads/next\"");
     of_git("repositories = [\"/a\"]", "expected the path of a repository below the upstream");
     of_git("repositories = [\"a/../b\"]", "expected the path of a repository below the upstream");
+    accepted_by(named, &own(&format!("{git}pull_request = \"gitea\"\napi_secret = \"env:T\"\npull_request_base = \"trunk\"")));
+    of_git("pull_request = \"sourcehut\"", "expected \"github\", \"gitlab\" or \"gitea\"");
+    of_git("api = \"https://a\"", "api needs pull_request");
+    of_git("api_secret = \"env:T\"", "api_secret needs pull_request");
+    of_git("pull_request_base = \"main\"", "pull_request_base needs pull_request");
+    of_git("pull_request = \"gitea\"\npull_request_base = \"a..b\"", "expected the name of a branch");
+    of_git("pull_request = \"gitea\"\napi = \"http://a.example\"", "found \"http://a.example\"");
+    of_git("pull_request = \"gitea\"\napi_secret = \"abc\"", "expected \"env:NAME\" or \"file:PATH\"");
+    of_git("pull_request = \"gitea\"\npush = []", "a pull request needs a branch that is pushed");
+    of_git("pull_request = \"gitea\"\nrepositories = [\"a/b/c\"]", "needs repositories of the form \"owner/name\"");
+    route(&format!("{good}pull_request = \"github\""), "pull_request is not for a route of kind \"model\"");
     of_git("push_max = \"2G\"", "expected a size from 1K to 1G");
     of_git("user = \"a:b\"", "expected 1 to 64 letters, digits and");
     of_git("header = \"x-key\"\nuser = \"a\"", "with user the key is in the header authorization");

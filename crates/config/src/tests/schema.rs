@@ -20,6 +20,8 @@ const BEYOND: &[&str] = &[
     "repos need a sandbox",
     "may not use a repository outside",
     "only clones start from a base",
+    "only clones have branches",
+    "workspace.branches with session",
     "all files are there",
     "no alternatives in braces",
     "the site's policy is",

@@ -131,6 +131,10 @@ user = "x-access-token"
 secret = "file:key"
 push = ["refs/heads/marshal/*", "refs/heads/next"]
 push_max = "8M"
+pull_request = "github"
+pull_request_base = "trunk"
+api = "https://forge.example.com/api/v3"
+api_secret = "file:key"
 [route.own]
 upstream = "https://models.example.com/base"
 allow = ["POST /v1/messages"]
@@ -169,7 +173,7 @@ env = { PATH = "/bin" }
 events = ["parked"]
 [pool.cloned]
 agent = "script"
-workspace = { mode = "worktree", base = "origin/main", include = ["local.toml"], setup = { command = ["npm", "ci"], inputs = ["package-lock.json"], network = "host" }, repos = [{ path = "../lib", at = "lib", base = "v1" }, { path = "/srv/docs", at = "docs", mode = "ro" }] }
+workspace = { mode = "worktree", base = "origin/main", branches = true, author = "Ada <ada@example.com>", include = ["local.toml"], setup = { command = ["npm", "ci"], inputs = ["package-lock.json"], network = "host" }, repos = [{ path = "../lib", at = "lib", base = "v1" }, { path = "/srv/docs", at = "docs", mode = "ro" }] }
 [chat]
 idle = "90s"
 [template.campaign]

@@ -47,6 +47,13 @@ fn masks_and_slices_that_cannot_be_are_refused() {
         refused(&format!("mode = \"worktree\", base = \"{bad}\""), "expected the name of a branch");
     }
     refused("mode = \"copy\", base = \"main\"", "only clones start from a base");
+    refused("mode = \"copy\", branches = true", "only clones have branches");
+    refused("mode = \"copy\", author = \"A <a@b>\"", "only clones have branches");
+    for bad in ["Ada", "Ada <ada>", "<a@b>", "A <a@b> <c@d>"] {
+        refused(&format!("mode = \"worktree\", author = \"{bad}\""), "expected a name and a mail address");
+    }
+    let shared = pool("session = \"slot\"\nworkspace = { path = \"work\", mode = \"worktree\", branches = true }");
+    refused_by(&explicit_origin(), &shared, "workspace.branches with session = \"slot\"");
     for (setup, why) in [
         ("mode = \"copy\", setup = { command = [\"a\"] }", "a setup prepares clones"),
         ("mode = \"worktree\", setup = {}", "a setup needs a command"),

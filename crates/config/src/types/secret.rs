@@ -14,6 +14,8 @@ pub enum SecretSource {
     Variable(String),
     /// `file:PATH`: the content of a file, absolute.
     File(PathBuf),
+    /// `credential:NAME`: what the service manager keeps for the supervisor under this name.
+    Credential(String),
     /// `‹secret›`: the placeholder for a secret in a configuration that was shown.
     Redacted,
 }
@@ -25,6 +27,7 @@ impl SecretSource {
         match self {
             Self::Variable(_) => "env:",
             Self::File(_) => "file:",
+            Self::Credential(_) => "credential:",
             Self::Redacted => "‹secret›",
         }
     }
@@ -114,7 +117,12 @@ impl Config {
         for (name, route) in &self.routes {
             let owner = format!("route.{name}");
             if let Some(secret) = &route.secret {
-                add(format!("{owner}.secret"), owner, secret);
+                add(format!("{owner}.secret"), owner.clone(), secret);
+            }
+            let requests = route.git.pull_requests.as_ref();
+            if let Some(secret) = requests.and_then(|requests| requests.secret.as_ref()) {
+                let key = format!("{owner}.api_secret");
+                add(key.clone(), key, secret);
             }
         }
         for (name, delegate) in &self.delegates {

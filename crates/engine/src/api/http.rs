@@ -42,7 +42,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use self::listen::{BindError, Listener, SOCKET, bind, bind_socket};
+pub use self::listen::{BindError, Listener, SOCKET, adopt, adopt_socket, bind, bind_socket};
 pub use self::tls::{Tls, TlsError};
 
 pub(super) use self::connection::ConnectionHandle;

@@ -6,10 +6,15 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 
+use marshal_model::untrusted::escape_for_display;
 use rustix::fs::{Mode, OFlags};
 use tokio::net::{UnixListener, UnixStream};
+
+/// Clients that may wait to be accepted on a socket that was passed; tokio's own sockets have as many.
+const PASSED_BACKLOG: i32 = 1024;
 
 /// Why the socket cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +22,14 @@ pub enum BindError {
     /// The path exists and is not a socket.
     #[error("{} is not a socket; remove it, or choose another state directory", .0.display())]
     NotASocket(PathBuf),
+    /// A socket that was passed is bound elsewhere.
+    #[error("the socket that the service manager passes is bound to {found}, and commands look for {}; make it the ListenStream= of the socket unit", .path.display())]
+    Elsewhere {
+        /// Where it is bound.
+        found: String,
+        /// Where commands look.
+        path: PathBuf,
+    },
     /// A system call failed.
     #[error("cannot create the socket {}: {source}", .path.display())]
     System {
@@ -28,16 +41,19 @@ pub enum BindError {
     },
 }
 
-/// A bound socket that is not served yet. Its file is removed when this is dropped.
+/// A bound socket that is not served yet. Its file is removed when this is dropped, unless somebody
+/// else goes on to listen there.
 #[derive(Debug)]
 pub struct Listener {
     pub(in crate::api) unix: UnixListener,
-    path: PathBuf,
+    path: Option<PathBuf>,
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        if let Some(path) = &self.path {
+            let _ = fs::remove_file(path);
+        }
     }
 }
 
@@ -57,11 +73,45 @@ pub fn bind(state_dir: &Path, name: &str) -> Result<Listener, BindError> {
     let dir = open_dir(state_dir).map_err(|source| system(&path, source))?;
     let unix =
         UnixListener::bind(proc_fd_path(&dir, name)).map_err(|source| system(&path, source))?;
-    let listener = Listener { unix, path };
+    let listener = Listener {
+        unix,
+        path: Some(path.clone()),
+    };
     // Until now, the directory's mode 0700 and the check of the peer's uid kept other users out.
-    fs::set_permissions(&listener.path, fs::Permissions::from_mode(0o600))
-        .map_err(|source| system(&listener.path, source))?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))
+        .map_err(|source| system(&path, source))?;
     Ok(listener)
+}
+
+/// Uses a socket that a service manager bound to the path of the socket `name` in a state directory,
+/// and goes on to listen on. Must be called inside a runtime.
+///
+/// # Errors
+/// [`BindError`].
+pub fn adopt(unix: StdListener, state_dir: &Path, name: &str) -> Result<Listener, BindError> {
+    let path = state_dir.join(name);
+    let bound = unix.local_addr().map_err(|source| system(&path, source))?;
+    let bound = bound.as_pathname().map(Path::to_owned);
+    let real = |path: &Path| fs::canonicalize(path).ok();
+    if bound
+        .as_deref()
+        .and_then(real)
+        .is_none_or(|bound| real(&path) != Some(bound))
+    {
+        let found = bound.map_or("no path".to_owned(), |bound| {
+            escape_for_display(&bound.to_string_lossy(), 200)
+        });
+        return Err(BindError::Elsewhere { found, path });
+    }
+    let used = || -> io::Result<UnixListener> {
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        // The kernel tells clients who called listen(2) last, and they wait for that process to end.
+        rustix::net::listen(&unix, PASSED_BACKLOG)?;
+        unix.set_nonblocking(true)?;
+        UnixListener::from_std(unix)
+    };
+    let unix = used().map_err(|source| system(&path, source))?;
+    Ok(Listener { unix, path: None })
 }
 
 fn system(path: &Path, source: io::Error) -> BindError {

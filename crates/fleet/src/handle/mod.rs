@@ -9,6 +9,7 @@ pub(crate) mod conversation_list;
 pub(crate) mod exec;
 pub(crate) mod keys;
 pub(crate) mod landing;
+pub(crate) mod liveness;
 pub(crate) mod operator;
 pub(crate) mod outage;
 pub(crate) mod reload;

@@ -21,9 +21,9 @@ use crate::fleet_event::{FleetEvent, TaskReport};
 use crate::messages::PoolMsg;
 use crate::pool::{ActiveTask, OpenTasks, PriorAttempts, RunSummary, may_be_sent_again};
 use crate::run_history::{AttemptRecord, ENDED, RUNNING, RunHistory};
-use crate::session::{CheckResult, LandRequest, LandingResult, Tally, outcome};
+use crate::session::{CheckResult, LandRequest, LandingResult, OwnCheck, Tally, outcome};
 use crate::{FleetHandle, PoolEntry, SubmitError, clock, run_history, session};
-use marshal_config::{OnCrash, Pool, WorkspaceMode};
+use marshal_config::{OnCrash, Pool, SessionScope, WorkspaceMode};
 use marshal_journal::{StoredTask, TaskChange, Write, codec};
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{
@@ -184,17 +184,28 @@ impl FleetHandle {
                 continue;
             };
             let spec = codec::read_spec(&row.id, &row.prompt, &row.spec).ok();
-            // The bundle may be that of an earlier turn, which did not land.
-            let lands = spec.is_some_and(|spec| spec.land.is_some());
-            // Of several bundles, some may be missing.
-            let is_one = entry.shared.config.workspace.repos.is_empty();
-            let is_made = is_one && !lands && unmade_branch(&entry.shared.config, last).is_none();
-            if last.turn.is_none() || last.copy.is_none() || is_made {
+            let config = &entry.shared.config;
+            // A bundle that is there may be that of an earlier turn, which did not land. It is made
+            // again in any case: nobody wrote down what is in it.
+            let lands = spec.as_ref().is_some_and(|spec| spec.land.is_some());
+            let is_clone = config.workspace.mode == WorkspaceMode::Worktree;
+            // But the bundle of a session with several tasks may have what a later one left.
+            let is_shared = config.options.session == SessionScope::Slot && last.bundle.is_some();
+            if !is_clone || is_shared || last.turn.is_none() || last.copy.is_none() {
                 continue;
             }
+            let check = spec.as_ref().and_then(|spec| spec.check.as_ref());
+            let has_check = !check.unwrap_or(&config.check).is_empty();
+            let is_done = last_outcome(Some(last), has_check).0 == TaskOutcome::Done;
+            let is_result = is_done && !lands;
             let slot = SlotId { pool, index };
             let (shared, session) = (&self.0.shared, &last.session);
-            match session::recover_branches(shared, &entry.shared, slot, session).await {
+            let pool = &entry.shared;
+            match Box::pin(session::recover_branches(
+                shared, pool, slot, session, is_result,
+            ))
+            .await
+            {
                 Ok(made) => last.record_branches(made),
                 Err(error) => {
                     let why = format!("its branch could not be bundled ({error})");
@@ -235,7 +246,7 @@ impl FleetHandle {
                 clones: shared.state.copies().path().to_owned(),
                 onto,
                 allow: Vec::new(),
-                check: spec.check,
+                check: OwnCheck::of_task(spec.check, spec.land.as_deref()),
                 cancelled: CancellationToken::new(),
             };
             let landed = session::land_bundles(shared, &entry.shared, slot, request).await;
@@ -423,6 +434,9 @@ impl UnfinishedTask {
             past.copy.clone_from(&last.copy);
             past.bundle.clone_from(&last.bundle);
             past.repos.clone_from(&last.repos);
+            past.branch.clone_from(&last.branch);
+            past.check = last.check.as_ref().map(CheckResult::passed);
+            past.remark.clone_from(&last.remark);
             let landing = last.landing.as_ref();
             past.landed = landing.and_then(LandingResult::commit).cloned();
         }

@@ -165,6 +165,9 @@ impl Actor for Pool {
             PoolMsg::Suspend(run) => state.suspend(&run),
             PoolMsg::Operator { order, done } => state.handle_operator_request(order, done),
             PoolMsg::Conversation(message) => state.handle_conversation_msg(message),
+            PoolMsg::Ping(done) => {
+                let _ = done.send(());
+            }
             PoolMsg::Stop(how) => state.stop(how),
         }
         state.schedule();

@@ -15,10 +15,10 @@ use tokio::sync::mpsc;
 
 use crate::budgets::{JobPermit, RunLimits};
 use crate::clock;
-use crate::fleet_event::{FileChange, LandedWork, RepoBundle, TaskReport};
+use crate::fleet_event::{FileChange, LandedWork, RepoBundle, TaskBranch, TaskReport};
 use crate::handle::task_dependencies::TaskDependency;
 use crate::notification::Notification;
-use crate::session::{Attempt, LandingResult, Tally, outcome};
+use crate::session::{Attempt, CheckResult, LandingResult, Tally, outcome};
 use marshal_model::limits::PRIORITY_STEP;
 use marshal_model::{
     PermissionRequestId, PoolName, RunId, SessionId, SlotId, TaskOutcome, TaskSpec, UntrustedText,
@@ -63,6 +63,8 @@ pub(crate) struct ActiveTask {
     copy: Option<PathBuf>,
     bundle: Option<PathBuf>,
     repos: Vec<RepoBundle>,
+    branch: Option<TaskBranch>,
+    check: Option<bool>,
     /// What its work landed as.
     landed: Option<ObjectId>,
     /// What its session is told to do, because its work did not land.
@@ -106,6 +108,8 @@ impl ActiveTask {
             copy: None,
             bundle: None,
             repos: Vec::new(),
+            branch: None,
+            check: None,
             landed: None,
             follow_up: None,
             landing_rounds: 0,
@@ -141,6 +145,9 @@ impl ActiveTask {
         self.copy = past.copy;
         self.bundle = past.bundle;
         self.repos = past.repos;
+        self.branch = past.branch;
+        self.check = past.check;
+        self.remark = past.remark;
         self.landed = past.landed;
         self.changes_cut = self.copy.is_some();
         self.first_assigned = past.begun;
@@ -161,7 +168,15 @@ impl ActiveTask {
         self.copy.clone_from(&attempt.survey.copy);
         self.bundle.clone_from(&attempt.survey.returned.bundle);
         self.repos.clone_from(&attempt.survey.returned.repos);
+        self.branch.clone_from(&attempt.survey.returned.branch);
+        self.check = attempt.check.as_ref().map(CheckResult::passed);
         let landing = attempt.survey.landing.as_ref();
+        if let (Some(branch), Some(lines)) =
+            (&mut self.branch, landing.and_then(LandingResult::lines))
+        {
+            // Without what others landed meanwhile, which the agent may have put below its own.
+            branch.lines = Some(lines);
+        }
         self.landed = landing.and_then(LandingResult::commit).cloned();
         self.remark.clone_from(&attempt.survey.returned.remark);
     }
@@ -196,6 +211,8 @@ impl ActiveTask {
             copy: self.copy,
             bundle: self.bundle,
             repos: self.repos,
+            branch: self.branch,
+            check: self.check,
             landed: self
                 .landed
                 .zip(self.spec.land)
@@ -242,6 +259,12 @@ pub(crate) struct PriorAttempts {
     pub(crate) bundle: Option<PathBuf>,
     /// Those of further repositories.
     pub(crate) repos: Vec<RepoBundle>,
+    /// The branch in it.
+    pub(crate) branch: Option<TaskBranch>,
+    /// Whether the check of its last attempt passed.
+    pub(crate) check: Option<bool>,
+    /// A note about its branch.
+    pub(crate) remark: Option<String>,
     /// What its work landed as.
     pub(crate) landed: Option<ObjectId>,
     /// When its first attempt began.

@@ -62,6 +62,12 @@ pub struct Report<'a> {
     /// The bundles of its branches in further repositories of the workspace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repos: Vec<RepoReport<'a>>,
+    /// The branch in that bundle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<BranchReport<'a>>,
+    /// `passed` or `failed`, if there was a check.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check: Option<Cow<'a, str>>,
     /// Where its work landed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub landed: Option<LandedReport<'a>>,
@@ -83,6 +89,29 @@ pub struct RepoReport<'a> {
     pub at: Cow<'a, str>,
     /// The bundle of its branch, on the host.
     pub bundle: Cow<'a, str>,
+}
+
+/// The branch that a task came back with.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct BranchReport<'a> {
+    /// Its name.
+    pub name: Cow<'a, str>,
+    /// What its commits change, if that could be counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lines: Option<LinesReport>,
+    /// Whether the supervisor brought it into the repository.
+    pub in_repository: bool,
+}
+
+/// How much commits change.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LinesReport {
+    /// Changed files.
+    pub files: u64,
+    /// New lines.
+    pub added: u64,
+    /// Removed lines.
+    pub removed: u64,
 }
 
 /// Work that is on a branch.
@@ -204,6 +233,8 @@ mod tests {
             workspace: Some("/state/copies/s".into()),
             bundle: None,
             repos: Vec::new(),
+            branch: None,
+            check: None,
             landed: None,
             restarts: 1,
             backoff_ms: 250,

@@ -140,6 +140,10 @@ pub const SETUP_INPUTS: usize = 64;
 /// Directories that a setup may leave: each is mounted on its own in every later session.
 pub const SETUP_DIRS: usize = 64;
 
+/// Bytes of the layers of all setups together: while they have more, the unused one that was last used
+/// longest ago is removed.
+pub const LAYERS_BYTES: u64 = 64 << 30;
+
 /// What is kept of each output of a setup, in bytes. Its last lines are part of an error.
 pub const SETUP_OUTPUT_BYTES: usize = 4 << 20;
 

@@ -60,6 +60,16 @@ pub const CONCURRENT_PUSHES: usize = 2;
 /// How long a push waits for one of these, and how long unpacking and searching takes.
 pub const PUSH_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Bytes of what a git server says of its refs, or of a push, to the supervisor itself: a server
+/// with 100,000 refs.
+pub const SERVER_ANSWER_BYTES: usize = 16 << 20;
+
+/// Bytes of an answer of a git server's API: 50 pull requests of Gitea, each with two repositories.
+pub const FORGE_ANSWER_BYTES: usize = 4 << 20;
+
+/// How long a git server's API may take for one answer.
+pub const FORGE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Objects of one pack, and their bytes when they are unpacked: all are searched.
 pub const PUSH_OBJECTS: usize = 200_000;
 
@@ -71,6 +81,9 @@ pub const PUSH_BUFFERED_BYTES: usize = 8 << 20;
 
 /// Bytes of the names in a pack's directories, and of the paths that they make.
 pub const PUSH_PATH_BYTES: usize = 32 << 20;
+
+/// Parents of a commit in a push. Git's own merges have at most a few dozen.
+pub const PUSH_COMMIT_PARENTS: usize = 256;
 
 /// Patterns of refs, and repositories, of one git route.
 pub const GIT_ROUTE_ENTRIES: usize = 64;

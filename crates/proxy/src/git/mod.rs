@@ -7,6 +7,7 @@
 
 mod advertisement;
 mod answer;
+mod client;
 mod pack;
 mod pkt_line;
 mod push;
@@ -14,6 +15,7 @@ mod request;
 
 pub use advertisement::{Advertised, limit_capabilities};
 pub use answer::{error_answer, fatal_answer, push_answer};
+pub use client::{PushRejection, ServerRefs, read_push_report, read_server_refs};
 pub use pack::{ObjectKind, PackFault, PackReader, PackSearch, pack_objects};
 pub use push::{Capabilities, Command, Commands, Malformed, PushRefusal, RefLine, parse_commands};
 pub use request::{GitRequest, Service};

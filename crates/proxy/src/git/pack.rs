@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use marshal_model::limits::{
-    PUSH_BUFFERED_BYTES, PUSH_OBJECTS, PUSH_PATH_BYTES, PUSH_UNPACKED_BYTES,
+    PUSH_BUFFERED_BYTES, PUSH_COMMIT_PARENTS, PUSH_OBJECTS, PUSH_PATH_BYTES, PUSH_UNPACKED_BYTES,
 };
 
 /// The longest line in front of an object.
@@ -145,8 +145,8 @@ pub struct PackReader<S> {
     unpacked: u64,
     commits: HashMap<Id, Commit>,
     trees: HashMap<Id, Vec<Entry>>,
-    /// Bytes of the names in `trees`.
-    names: usize,
+    /// Bytes of the names in `trees` and of the parents in `commits`.
+    kept_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -176,7 +176,7 @@ impl<S: PackSearch> PackReader<S> {
             unpacked: 0,
             commits: HashMap::new(),
             trees: HashMap::new(),
-            names: 0,
+            kept_bytes: 0,
         }
     }
 
@@ -313,8 +313,18 @@ impl<S: PackSearch> PackReader<S> {
         let kept = std::mem::take(&mut self.kept);
         match self.listed.get(at).map(|listed| listed.kind) {
             Some(ObjectKind::Commit) => {
-                let commit = parse_commit(&kept).ok_or(PackFault::Unreadable("a commit"))?;
-                self.commits.insert(id, commit);
+                let (tree, parents) =
+                    parse_commit(&kept).ok_or(PackFault::Unreadable("a commit"))?;
+                // An agent may write a commit with any number of parents.
+                let parents: Vec<Id> = parents
+                    .take(PUSH_COMMIT_PARENTS + 1)
+                    .collect::<Option<_>>()
+                    .ok_or(PackFault::Unreadable("a commit"))?;
+                if parents.len() > PUSH_COMMIT_PARENTS {
+                    return Err(PackFault::TooLarge("a commit has too many parents"));
+                }
+                self.keep(parents.len() * size_of::<Id>())?;
+                self.commits.insert(id, Commit { tree, parents });
             }
             Some(ObjectKind::Tree) => {
                 let entries = self.parse_tree(&kept)?;
@@ -324,6 +334,14 @@ impl<S: PackSearch> PackReader<S> {
         }
         self.kept = kept;
         self.state = State::Behind;
+        Ok(())
+    }
+
+    fn keep(&mut self, bytes: usize) -> Result<(), PackFault> {
+        self.kept_bytes += bytes;
+        if self.kept_bytes > PUSH_PATH_BYTES {
+            return Err(PackFault::TooLarge("too many names or commits"));
+        }
         Ok(())
     }
 
@@ -343,10 +361,7 @@ impl<S: PackSearch> PackReader<S> {
                 .copy_from_slice(raw);
             // What the upstream has already is not looked at.
             if self.places.contains_key(&id) {
-                self.names += name.len() + size_of::<Entry>();
-                if self.names > PUSH_PATH_BYTES {
-                    return Err(PackFault::TooLarge("too many names"));
-                }
+                self.keep(name.len() + size_of::<Entry>())?;
                 entries.push(Entry {
                     name: name.to_owned(),
                     id,
@@ -379,22 +394,22 @@ impl<S: PackSearch> PackReader<S> {
     }
 
     fn check_forward(&self, old: Id, new: Id) -> Result<(), PackFault> {
-        let (mut open, mut seen) = (vec![new], HashSet::new());
+        let (mut open, mut seen) = (vec![new], HashSet::from([new]));
         while let Some(id) = open.pop() {
             if id == old {
                 return Ok(());
             }
-            if seen.insert(id)
-                && let Some(commit) = self.commits.get(&id)
-            {
-                open.extend(&commit.parents);
-            }
+            let Some(commit) = self.commits.get(&id) else {
+                continue;
+            };
+            open.extend(commit.parents.iter().filter(|parent| seen.insert(**parent)));
         }
         Err(PackFault::NotForward)
     }
 
     /// Looks at the path of every file in the pack. A directory of the pack that no commit of it
-    /// reaches has no path, and git servers refuse or forget it.
+    /// reaches has no path, and git servers refuse or forget it. A file whose content the upstream
+    /// has is not one of the pack.
     fn check_paths(&self) -> Result<(), PackFault> {
         let mut seen: HashSet<(Id, Vec<u8>)> = HashSet::new();
         let mut open: Vec<(Id, Vec<u8>)> = Vec::new();
@@ -404,26 +419,29 @@ impl<S: PackSearch> PackReader<S> {
             .values()
             .map(|commit| (commit.tree, Vec::new()));
         for root in roots {
-            open.push(root);
+            if seen.insert(root.clone()) {
+                open.push(root);
+            }
             while let Some((tree, path)) = open.pop() {
                 let Some(entries) = self.trees.get(&tree) else {
                     continue;
                 };
-                bytes += path.len() + size_of::<(Id, Vec<u8>)>();
-                if bytes > PUSH_PATH_BYTES {
-                    return Err(PackFault::TooLarge("too many paths"));
-                }
                 for entry in entries {
                     let mut below = path.clone();
                     below.extend_from_slice(&entry.name);
+                    // Every path costs, not only those of directories: a few short objects can make
+                    // more paths than can ever be looked at.
+                    bytes += below.len() + size_of::<(Id, Vec<u8>)>();
+                    if bytes > PUSH_PATH_BYTES {
+                        return Err(PackFault::TooLarge("too many paths"));
+                    }
                     if self.search.hides(&below) {
                         let shown = String::from_utf8_lossy(&below).into_owned();
                         return Err(PackFault::Hidden(shown));
                     }
                     below.push(b'/');
                     let next = (entry.id, below);
-                    if self.trees.contains_key(&entry.id) && !seen.contains(&next) {
-                        seen.insert(next.clone());
+                    if self.trees.contains_key(&entry.id) && seen.insert(next.clone()) {
                         open.push(next);
                     }
                 }
@@ -433,15 +451,12 @@ impl<S: PackSearch> PackReader<S> {
     }
 }
 
-/// The tree and the parents of a commit.
-fn parse_commit(text: &[u8]) -> Option<Commit> {
+/// The tree and the parents of a commit. A parent is `None` if it is no id.
+fn parse_commit(text: &[u8]) -> Option<(Id, impl Iterator<Item = Option<Id>>)> {
     let mut lines = text.split(|byte| *byte == b'\n');
     let tree = parse_id(lines.next()?.strip_prefix(b"tree ")?)?;
-    let parents = lines.map_while(|line| parse_id(line.strip_prefix(b"parent ")?));
-    Some(Commit {
-        tree,
-        parents: parents.collect(),
-    })
+    let parents = lines.map_while(|line| Some(parse_id(line.strip_prefix(b"parent ")?)));
+    Some((tree, parents))
 }
 
 #[cfg(test)]
@@ -610,6 +625,38 @@ mod tests {
         objects.push((61, "commit", commit(1, &[])));
         let bounded = Err(PackFault::TooLarge("too many paths"));
         assert_eq!(check(&objects, None, 61), bounded);
+    }
+
+    #[test]
+    fn many_files_in_many_directories_are_bounded() {
+        // 2,000 names of one tree that has 2,000 names: four million paths of 80 KB.
+        let names: Vec<String> = (0..2_000).map(|at| format!("{at:04}")).collect();
+        let all = |of| tree(&names.iter().map(|name| (&**name, of)).collect::<Vec<_>>());
+        let objects = [
+            (1, "blob", b"x".to_vec()),
+            (2, "tree", all(1)),
+            (3, "tree", all(2)),
+            (4, "commit", commit(3, &[])),
+        ];
+        let bounded = Err(PackFault::TooLarge("too many paths"));
+        assert_eq!(check(&objects, None, 4), bounded);
+        // Many commits of one tree cost no more than one.
+        let mut objects = vec![(1, "blob", b"x".to_vec()), (2, "tree", all(1))];
+        objects.extend((3..253).map(|at| (at, "commit", commit(2, &[]))));
+        assert_eq!(check(&objects, None, 4), Ok(()));
+    }
+
+    #[test]
+    fn the_parents_of_a_commit_are_bounded() {
+        let with = |parents| {
+            vec![
+                (2, "tree", tree(&[])),
+                (1, "commit", commit(2, &vec![9; parents])),
+            ]
+        };
+        assert_eq!(check(&with(PUSH_COMMIT_PARENTS), Some(9), 1), Ok(()));
+        let bounded = Err(PackFault::TooLarge("a commit has too many parents"));
+        assert_eq!(check(&with(PUSH_COMMIT_PARENTS + 1), Some(9), 1), bounded);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The requests of git's smart protocol (gitprotocol-http(5)); everything else is refused.
 
-use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderName};
 
 use crate::route::{AllowedRequest, Refusal, match_allow_list};
 use marshal_config::Route;
@@ -140,22 +140,38 @@ impl GitRequest {
         format!("application/x-{}-{what}", self.service.as_str())
     }
 
-    /// Leaves the version of the protocol out of the headers, unless the proxy knows it: pushes have
-    /// only one.
-    pub fn limit_protocol(&self, headers: &mut HeaderMap) {
-        let known = |value: &HeaderValue| value == "version=2" || value == "version=1";
-        let is_known = self.service == Service::UploadPack
-            && headers.get_all(PROTOCOL).iter().count() == 1
-            && headers.get(PROTOCOL).is_some_and(known);
-        if !is_known {
-            headers.remove(PROTOCOL);
+    /// The headers that pass: those that git sends. Others may mean something to a server behind a
+    /// gateway. The version of the protocol passes if the proxy knows it: pushes have only one.
+    #[must_use]
+    pub fn headers(&self, headers: &HeaderMap) -> HeaderMap {
+        const PASSED: [HeaderName; 5] = [
+            header::ACCEPT,
+            header::ACCEPT_LANGUAGE,
+            header::USER_AGENT,
+            header::CONTENT_TYPE,
+            header::CONTENT_ENCODING,
+        ];
+        let mut passed = HeaderMap::new();
+        for name in PASSED {
+            if let Some(value) = headers.get(&name) {
+                passed.insert(name, value.clone());
+            }
         }
+        let mut versions = headers.get_all(PROTOCOL).iter();
+        if let (Service::UploadPack, Some(version), None) =
+            (self.service, versions.next(), versions.next())
+            && (version == "version=2" || version == "version=1")
+        {
+            passed.insert(PROTOCOL, version.clone());
+        }
+        passed
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hyper::header::HeaderValue;
     use marshal_config::{Config, Origin};
 
     fn route(keys: &str) -> Route {
@@ -284,14 +300,23 @@ mod tests {
         let own = route("");
         let check = |path: &str, pairs: &[(&'static str, &'static str)], expect: usize| {
             let request = GitRequest::parse(&own, "POST", (path, None)).expect("allowed");
-            let mut headers = headers(pairs);
-            request.limit_protocol(&mut headers);
-            assert_eq!(headers.len(), expect, "{path} {pairs:?}");
+            let passed = request.headers(&headers(pairs));
+            assert_eq!(passed.len(), expect, "{path} {pairs:?}");
         };
         let two = ("git-protocol", "version=2");
         check("/git-upload-pack", &[two], 1);
         check("/git-upload-pack", &[two, two], 0);
         check("/git-upload-pack", &[("git-protocol", "version=2:x")], 0);
         check("/git-receive-pack", &[two], 0);
+        // A gateway in front of the upstream may believe these.
+        let foreign = [
+            "remote-user",
+            "x-client-verify",
+            "git_protocol",
+            "authorization",
+        ];
+        check("/git-upload-pack", &foreign.map(|name| (name, "admin")), 0);
+        let of_git = ["accept", "accept-language", "user-agent", "content-type"];
+        check("/git-receive-pack", &of_git.map(|name| (name, "x")), 4);
     }
 }

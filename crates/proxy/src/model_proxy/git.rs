@@ -23,11 +23,8 @@ use super::usage_meter::{BillingInfo, MeteredRequest};
 use crate::git::{
     self, Advertised, Capabilities, Command, Commands, GitRequest, PushRefusal, Service,
 };
-use crate::route::{
-    Refusal, UsageReader, filter_request_headers, is_redirect, passes_response_header,
-};
+use crate::route::{Refusal, UsageReader, is_redirect, passes_response_header};
 use marshal_model::SlotId;
-use marshal_model::limits::PUSH_COMMAND_BYTES;
 use marshal_telemetry::labels::RouteRefusal as Why;
 
 /// What the owner of a child does for its pushes.
@@ -146,6 +143,11 @@ async fn pass(
     deadline: Instant,
 ) -> Result<Response<ResponseBody>, Stop> {
     let route = &gate.upstream.route;
+    if request.is_refs && !from.is_end_stream() {
+        // A server that does not expect it may take it for the next request.
+        let what = "a request for the refs has no body";
+        return Err(Refusal::new(Why::Body, 400, what).into());
+    }
     match (request.service, request.is_refs) {
         (Service::ReceivePack, true) if route.git.is_read_only() => {
             Err(takes_no_pushes(&route.name).into())
@@ -208,6 +210,10 @@ async fn push(
     deadline: Instant,
 ) -> Result<Response<ResponseBody>, Stop> {
     let route = &gate.upstream.route;
+    let _one = gate.push_permit.try_acquire().map_err(|_| {
+        let what = "another push of this child is under way: wait for it";
+        Refusal::new(Why::BodiesHeld, 503, what)
+    })?;
     let (commands, begin) = read_commands(from, deadline).await?;
     if commands.commands.is_empty() {
         // Git asks like this whether it may push, before it sends much.
@@ -228,12 +234,6 @@ async fn push(
         refuse(
             Why::PushPack,
             "this child's pushes cannot be inspected".to_owned(),
-        )
-    })?;
-    let _one = gate.push_permit.try_acquire().map_err(|_| {
-        refuse(
-            Why::BodiesHeld,
-            "another push of this child is under way: wait for it".to_owned(),
         )
     })?;
     let spool = inspector.create_spool();
@@ -269,20 +269,24 @@ async fn read_commands(
 ) -> Result<(Commands, Bytes), Refusal> {
     let bad = |what: String| Refusal::new(Why::Body, 400, what);
     let mut text = Vec::new();
+    let mut parsed = 0;
     loop {
-        let Some(data) = next_data(from, deadline).await? else {
-            return Err(bad(
-                "the push has no commands, or not all of them".to_owned()
-            ));
-        };
-        text.extend_from_slice(&data);
+        let data = next_data(from, deadline).await?;
+        let is_end = data.is_none();
+        text.extend_from_slice(&data.unwrap_or_default());
+        // It is parsed from its beginning each time, so not for every piece of one byte.
+        if !is_end && text.len() < 2 * parsed {
+            continue;
+        }
+        parsed = text.len();
         let read = git::parse_commands(&text).map_err(|error| bad(error.to_string()))?;
         if let Some((commands, length)) = read {
             let rest = Bytes::from(text).slice(length..);
             return Ok((commands, rest));
         }
-        if text.len() > 2 * PUSH_COMMAND_BYTES {
-            return Err(bad("the commands of the push are too long".to_owned()));
+        if is_end {
+            let what = "the push has no commands, or not all of them";
+            return Err(bad(what.to_owned()));
         }
     }
 }
@@ -407,8 +411,7 @@ async fn send(
     let uri = upstream.uri(&request.allowed.target).parse();
     *outgoing.uri_mut() = uri
         .map_err(|_| Refusal::new(Why::Path, 403, "the path and query do not form a valid URL"))?;
-    let mut headers = filter_request_headers(&head.headers, route);
-    request.limit_protocol(&mut headers);
+    let mut headers = request.headers(&head.headers);
     headers.insert(
         header::ACCEPT_ENCODING,
         HeaderValue::from_static("identity"),

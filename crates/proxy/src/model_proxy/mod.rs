@@ -15,7 +15,9 @@
 mod bodies;
 mod connection;
 mod exchange;
+mod forge_client;
 mod git;
+mod own_push;
 mod rate_limits;
 mod registry;
 mod tls;
@@ -29,7 +31,9 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+pub use forge_client::{ForgeClient, ForgeError, OpenedPullRequest};
 pub use git::{PushFault, PushInspector, PushedPack};
+pub use own_push::{OwnPush, OwnPushError};
 pub use rate_limits::{RateLimitStatus, RateLimitWatch};
 pub use tls::TlsError;
 pub use upstream::{KeyedClient, Upstream, UpstreamError};

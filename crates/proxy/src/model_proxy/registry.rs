@@ -78,7 +78,7 @@ async fn fetch(
     Err(Refusal::new(Why::Redirect, 502, what))
 }
 
-/// The request for one host; only the upstream itself gets the key.
+/// The request for one host; only packages of the upstream itself get the key.
 fn build_request(
     gate: &RouteContext,
     keyed: &KeyedClient,
@@ -92,7 +92,7 @@ fn build_request(
     let identity = HeaderValue::from_static("identity");
     headers.insert(header::ACCEPT_ENCODING, identity);
     if let Some((name, key)) = &keyed.key
-        && target.is_upstream(route)
+        && target.gets_key(route)
     {
         headers.insert(name.clone(), key.clone());
     }

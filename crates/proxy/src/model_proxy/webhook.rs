@@ -205,7 +205,7 @@ async fn drain_body(answer: Response<Incoming>) {
 }
 
 /// An error of the HTTP library with its cause.
-fn describe_error(error: &ClientError) -> String {
+pub(super) fn describe_error(error: &ClientError) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(of) = source {

@@ -59,10 +59,29 @@ impl RegistryTarget {
         format!("{scheme}://{}{}", self.authority, self.target)
     }
 
-    /// Whether it is the route's upstream, and may get its key.
+    /// Whether it gets the route's key. A key may open more than packages at its host, so only what
+    /// has the shape of a page or a file of this registry gets it, wherever a redirect leads.
     #[must_use]
-    pub fn is_upstream(&self, route: &Route) -> bool {
-        self.tls == route.upstream.tls && self.authority == plain_authority(&route.upstream)
+    pub fn gets_key(&self, route: &Route) -> bool {
+        let upstream = &route.upstream;
+        let (Some(registry), true) = (
+            route.registry,
+            self.tls == upstream.tls && self.authority == plain_authority(upstream),
+        ) else {
+            return false;
+        };
+        let Some(segments) = decode_path(&self.target, registry) else {
+            return false;
+        };
+        let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+        let base: Vec<&str> = upstream.base_path.split('/').skip(1).collect();
+        let files = match (registry, base.split_last()) {
+            // Their files are beside the index.
+            (Registry::Pypi | Registry::Crates, Some((_, parent))) => parent,
+            _ => &base,
+        };
+        let page = below_base(upstream, &segments).and_then(|rest| page_kind(registry, rest));
+        page.is_some() || (segments.starts_with(files) && is_file(registry, &segments))
     }
 }
 
@@ -425,9 +444,15 @@ pub struct PageRewriter {
     base_url: String,
     /// The authority whose paths are those of the route.
     authority: String,
+    /// The registry's URL inside, if it is a mirror for npm: its pages may name the public registry,
+    /// for which npm itself takes the one that is configured (`replace-registry-host`).
+    mirror_url: Option<String>,
     /// What may be the beginning of a URL.
     pending: Vec<u8>,
 }
+
+/// The host of npm's public registry.
+const NPM_PUBLIC: &str = "registry.npmjs.org";
 
 /// The most bytes from a marker to the end of the host behind it.
 const LOOK_AHEAD: usize = 512;
@@ -461,6 +486,8 @@ impl PageRewriter {
             content,
             markers,
             base_url: route.base_url(),
+            mirror_url: (route.registry == Some(Registry::Npm) && route.hosts.is_empty())
+                .then(|| format!("{}{}", route.base_url(), route.upstream.base_path)),
             authority: plain_authority(&route.upstream).to_owned(),
             pending: Vec::new(),
         })
@@ -508,10 +535,10 @@ impl PageRewriter {
         let host = Upstream::parse(&format!("https://{authority}")).ok()?;
         let host = plain_authority(&host);
         let base = &self.base_url;
-        Some(if host == self.authority {
-            base.clone()
-        } else {
-            format!("{base}/-/host/{host}")
+        Some(match &self.mirror_url {
+            _ if host == self.authority => base.clone(),
+            Some(mirror) if host == NPM_PUBLIC => mirror.clone(),
+            _ => format!("{base}/-/host/{host}"),
         })
     }
 
@@ -519,12 +546,20 @@ impl PageRewriter {
         let page = std::mem::take(&mut self.pending);
         let mut out = Vec::with_capacity(page.len());
         let mut at = 0;
+        let finders = self.markers.iter();
+        let mut finders: Vec<_> = finders
+            .map(|marker| memmem::find_iter(&page, marker.as_bytes()).peekable())
+            .collect();
         loop {
             let rest = page.get(at..).unwrap_or_default();
-            let found = self.markers.iter().filter_map(|marker| {
-                let start = memmem::find(rest, marker.as_bytes())?;
-                Some((at + start, at + start + marker.len()))
-            });
+            // Each marker is searched for once in the whole page.
+            let found = finders
+                .iter_mut()
+                .zip(self.markers)
+                .filter_map(|(finder, marker)| {
+                    while finder.next_if(|start| *start < at).is_some() {}
+                    finder.peek().map(|start| (*start, start + marker.len()))
+                });
             let Some((start, end)) = found.min() else {
                 let longest = self.markers.iter().map(|marker| marker.len()).max();
                 let kept = longest.unwrap_or(1).saturating_sub(1).min(rest.len());

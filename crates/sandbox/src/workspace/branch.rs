@@ -8,14 +8,17 @@
 //! source. Must not know sessions' states.
 
 pub mod bundle_header;
+pub mod changes;
 pub mod clone;
 pub mod git;
 pub mod land;
 pub mod rebase;
 mod repository;
 
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use rustix::fs::{Gid, Mode, OFlags, RenameFlags, Uid};
@@ -30,7 +33,7 @@ use super::tree::{Kind, Root, TreeError, meta_of};
 use super::{Owner, foreign_path};
 use crate::state_dir::StateDir;
 use marshal_model::limits;
-use marshal_model::{SessionId, UntrustedText};
+use marshal_model::{RunId, SessionId, TaskId, UntrustedText};
 
 /// Path inside of the objects of the workspace's source, read-only; its clone's alternates name it.
 const OBJECTS_INSIDE: &str = "/run/marshal/objects";
@@ -38,6 +41,8 @@ const OBJECTS_INSIDE: &str = "/run/marshal/objects";
 pub const SOURCE_INSIDE: &str = "/run/marshal/source.git";
 /// Path of a bundle in the sandbox that runs git, read-only.
 pub const BUNDLE_INSIDE: &str = "/run/marshal/bundle";
+/// More bytes than an id has.
+const ID_BYTES: usize = 256;
 /// File name of the bundle in the directory where git creates it.
 const OUT_BUNDLE: &str = "out.bundle";
 /// Maximum size of a [`CloneRecord`] in bytes.
@@ -98,12 +103,6 @@ impl CloneId {
         }
     }
 
-    /// The name of its branch, in its own repository.
-    #[must_use]
-    pub fn branch(&self) -> String {
-        branch_name(&self.session)
-    }
-
     /// The name of a file beside the session's tree. No session id contains a comma.
     fn sidecar(&self, what: &str) -> String {
         sidecar_name(self.session.as_str(), self.number, what)
@@ -138,6 +137,27 @@ pub struct CloneRecord {
     /// Its place in the workspace; empty for the workspace itself.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub at: String,
+    /// The clone's branch, if it is that of a task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<String>,
+}
+
+impl CloneRecord {
+    /// The branch that the session's work comes back on.
+    #[must_use]
+    pub fn branch_of(&self, session: &SessionId) -> String {
+        let of_session = || session_branch(session);
+        self.branch.clone().unwrap_or_else(of_session)
+    }
+}
+
+/// A path of the repository at this place, as a path of the workspace.
+#[must_use]
+pub fn in_workspace(at: &str, path: &str) -> String {
+    match at {
+        "" => path.to_owned(),
+        _ => format!("{at}/{path}"),
+    }
 }
 
 /// Onto which branch a bundle lands or landed, stored as long as its clone.
@@ -217,10 +237,80 @@ pub enum BranchError {
     Tree(#[from] TreeError),
 }
 
-/// The name of a session's branch.
+/// The branch of a session that serves no single task.
 #[must_use]
-pub fn branch_name(session: &SessionId) -> String {
+pub fn session_branch(session: &SessionId) -> String {
     format!("marshal/{session}")
+}
+
+/// The branch of a task.
+#[must_use]
+pub fn task_branch(run: &RunId, task: &TaskId) -> String {
+    format!("marshal/{}/{}", to_ref(run.as_str()), to_ref(task.as_str()))
+}
+
+/// Whose branch it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BranchOwner {
+    /// A session's.
+    Session(String),
+    /// A task's.
+    Task {
+        /// Its run.
+        run: String,
+        /// Its id.
+        task: String,
+    },
+}
+
+/// Reads the name of a branch that [`session_branch`] or [`task_branch`] made; `None` if neither did.
+#[must_use]
+pub fn branch_owner(name: &str) -> Option<BranchOwner> {
+    let parts: Vec<&str> = name.strip_prefix("marshal/")?.split('/').collect();
+    match parts[..] {
+        [session] => Some(BranchOwner::Session(session.to_owned())),
+        [run, task] => Some(BranchOwner::Task {
+            run: from_ref(run)?,
+            task: from_ref(task)?,
+        }),
+        _ => None,
+    }
+}
+
+/// The id that [`to_ref`] wrote.
+fn from_ref(part: &str) -> Option<String> {
+    let mut id = String::new();
+    for (at, piece) in part.split('+').enumerate() {
+        if at % 2 == 0 {
+            id.push_str(piece);
+        } else {
+            let dots: usize = piece.parse().ok()?;
+            id.extend(std::iter::repeat_n('.', dots.min(ID_BYTES)));
+        }
+    }
+    (to_ref(&id) == part).then_some(id)
+}
+
+/// An id as a part of a branch's name. Ids have no `+`, so two ids never become the same.
+///
+/// Git refuses `..`, a dot at the end and `.lock` there (git-check-ref-format(1)): such a row of dots
+/// becomes its length between two `+`.
+fn to_ref(id: &str) -> String {
+    let mut part = String::with_capacity(id.len());
+    let mut rest = id;
+    while let Some(at) = rest.find('.') {
+        let (before, from_dots) = rest.split_at(at);
+        let after = from_dots.trim_start_matches('.');
+        let dots = from_dots.len() - after.len();
+        part.push_str(before);
+        if dots > 1 || after.is_empty() || after.eq_ignore_ascii_case("lock") {
+            let _ = write!(part, "+{dots}+");
+        } else {
+            part.push('.');
+        }
+        rest = after;
+    }
+    part + rest
 }
 
 /// The path of a clone's bundle, whether it exists or not.
@@ -356,6 +446,15 @@ pub fn read_record(copies: &Root, id: &CloneId) -> Result<CloneRecord, BranchErr
     let name = id.sidecar("branch");
     let record: CloneRecord = read_json(copies, &name)?;
     check_version(copies, &name, record.v)?;
+    // Parts of it become names of files.
+    if record
+        .branch
+        .as_deref()
+        .is_some_and(|name| !rebase::is_branch_name(name))
+    {
+        let why = "its branch has no valid name".to_owned();
+        return Err(bad_record(copies, &name, why));
+    }
     Ok(record)
 }
 
@@ -396,12 +495,12 @@ pub fn store_bundle(
     state: &StateDir,
     id: &CloneId,
     scratch: &str,
-    base: &ObjectId,
+    record: &CloneRecord,
 ) -> Result<PathBuf, BranchError> {
     let copies = state.copies();
     let dir = Root::open_at(copies, scratch, copies.path().join(scratch))?;
     let mut made = open_regular(&dir, OUT_BUNDLE)?;
-    read_header(&mut made, &id.session, base)?;
+    read_header(&mut made, &id.session, record)?;
     let at = |error| TreeError::at("read", OUT_BUNDLE.as_bytes(), error);
     std::io::Seek::rewind(&mut made).map_err(at)?;
     let name = id.sidecar("bundle");
@@ -413,27 +512,30 @@ pub fn store_bundle(
 pub fn stored_header(
     copies: &Root,
     id: &CloneId,
-    base: &ObjectId,
+    record: &CloneRecord,
 ) -> Result<BundleHeader, BranchError> {
     let mut file = open_regular(copies, &id.sidecar("bundle"))?;
-    read_header(&mut file, &id.session, base)
+    read_header(&mut file, &id.session, record)
 }
 
 fn read_header(
     file: &mut File,
     session: &SessionId,
-    base: &ObjectId,
+    record: &CloneRecord,
 ) -> Result<BundleHeader, BranchError> {
     let mut start = Vec::new();
     file.take(limits::BUNDLE_HEAD_BYTES as u64)
         .read_to_end(&mut start)
         .map_err(|error| TreeError::at("read", OUT_BUNDLE.as_bytes(), error))?;
-    let branch = format!("refs/heads/{}", branch_name(session));
-    Ok(BundleHeader::parse(&start, &branch, base)?)
+    let branch = format!("refs/heads/{}", record.branch_of(session));
+    Ok(BundleHeader::parse(&start, &branch, &record.base)?)
 }
 
 /// Opens a regular file of a directory; refuses a link, fifo or device.
-fn open_regular(dir: &Root, name: &str) -> Result<File, TreeError> {
+///
+/// # Errors
+/// [`TreeError`]
+pub fn open_regular(dir: &impl AsFd, name: &str) -> Result<File, TreeError> {
     let failed = |errno: Errno| TreeError::at("open", name.as_bytes(), errno);
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, name, flags, Mode::empty()).map_err(failed)?;

@@ -11,6 +11,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustix::fs::{Mode, RenameFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
@@ -439,13 +440,19 @@ fn touch(layer: &Root) -> Result<(), TreeError> {
     .map_err(|errno| TreeError::at("write", MANIFEST.as_bytes(), errno))
 }
 
-/// The layers that no session has and whose last use `is_old`: each is renamed, so that nothing uses it
-/// any more, to the name that is returned.
+/// Which layers go that no session has.
+pub(super) struct Unused<'o> {
+    /// Whether that was the last use too long ago.
+    pub(super) is_old: &'o dyn Fn(SystemTime) -> bool,
+    /// While all have more bytes than this, the one whose last use is longest ago goes.
+    pub(super) max_bytes: u64,
+}
+
+/// Takes unused layers: each is renamed, so that nothing uses it any more, to the name that is returned.
 pub(super) fn take_unused(
     state: &StateDir,
-    homes: &[String],
-    layers: &[String],
-    is_old: &dyn Fn(std::time::SystemTime) -> bool,
+    (homes, layers): (&[String], &[String]),
+    unused: &Unused<'_>,
     trash: impl Fn(&str) -> String,
 ) -> Result<Vec<String>, LayerError> {
     let _lock = lock(state)?;
@@ -456,14 +463,24 @@ pub(super) fn take_unused(
     {
         used.extend(read_record(state, name)?.map(|record| record.key.0));
     }
-    let mut taken = Vec::new();
+    let mut sum = 0_u64;
+    let mut candidates = Vec::new();
     for name in layers {
-        if LayerKey::try_from(name.clone()).is_err() || used.contains(name) {
+        if LayerKey::try_from(name.clone()).is_err() {
             continue;
         }
-        let manifest = state.layers().path().join(name).join(MANIFEST);
-        let time = manifest.symlink_metadata().and_then(|meta| meta.modified());
-        if time.is_ok_and(|time| !is_old(time)) {
+        // One without a readable manifest serves nobody.
+        let (time, bytes) = last_use(state, name).unzip();
+        let bytes = bytes.unwrap_or(0);
+        sum = sum.saturating_add(bytes);
+        if !used.contains(name) {
+            candidates.push((time, bytes, name));
+        }
+    }
+    candidates.sort_unstable();
+    let mut taken = Vec::new();
+    for (time, bytes, name) in candidates {
+        if time.is_some_and(|time| !(unused.is_old)(time)) && sum <= unused.max_bytes {
             continue;
         }
         let to = trash(name);
@@ -472,8 +489,18 @@ pub(super) fn take_unused(
         rustix::fs::renameat_with(dir, &**name, dir, &*to, RenameFlags::NOREPLACE)
             .map_err(|errno| TreeError::at("remove", name.as_bytes(), errno))?;
         taken.push(to);
+        sum = sum.saturating_sub(bytes);
     }
     Ok(taken)
+}
+
+/// The time of a layer's last use, and its size.
+fn last_use(state: &StateDir, name: &str) -> Option<(SystemTime, u64)> {
+    let place = state.layers().path().join(name);
+    let meta = place.join(MANIFEST).symlink_metadata().ok()?;
+    let layer = Root::open_at(state.layers(), name, place).ok()?;
+    let manifest: Manifest = read_json(&layer, MANIFEST).ok()?;
+    Some((meta.modified().ok()?, manifest.bytes))
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(dir: &Root, name: &str) -> Result<T, LayerError> {

@@ -13,12 +13,12 @@ use rustix::io::Errno;
 
 use super::branch::sidecar_names;
 use super::copy::{PART, ended_marker, mark_ended};
-use super::layer;
+use super::layer::{self, LayerKey};
 use super::overlay;
 use super::removal::remove_tree;
 use super::tree::{Root, TreeError, for_each_entry, open_dir_at};
 use crate::state_dir::{StateDir, unlocked_local_runs};
-use marshal_model::SessionId;
+use marshal_model::{SessionId, limits};
 
 /// Prefix of trees that are being removed.
 const TRASH: &str = ".trash-";
@@ -107,6 +107,24 @@ pub fn sweep(
     }
     swept.sweep_layers(state, &is_old);
     swept
+}
+
+/// Removes unused layers while all of them have more than [`limits::LAYERS_BYTES`]; returns what could
+/// not be removed.
+pub fn trim_layers(state: &StateDir) -> Vec<TreeError> {
+    let mut swept = SweepReport::default();
+    swept.sweep_layers(state, &|_| false);
+    swept.failed
+}
+
+/// Removes a layer that nothing asks for any more, if no session has it; returns what could not be
+/// removed.
+pub fn discard_layer(state: &StateDir, key: &LayerKey) -> Vec<TreeError> {
+    let mut swept = SweepReport::default();
+    if layer::exists(state, key) {
+        swept.remove_unused_layers(state, &[key.as_str().to_owned()], &|_| true);
+    }
+    swept.failed
 }
 
 impl SweepReport {
@@ -242,15 +260,29 @@ impl SweepReport {
         }
     }
 
-    /// Removes layers that no session has, some time after their last use.
+    /// Removes layers that no session has: some time after their last use, and those whose last use is
+    /// longest ago while all of them have more than [`limits::LAYERS_BYTES`].
     fn sweep_layers(&mut self, state: &StateDir, is_old: &dyn Fn(SystemTime) -> bool) {
-        let homes = names(state.homes(), &mut self.failed);
         let layers = names(state.layers(), &mut self.failed);
+        self.remove_unused_layers(state, &layers, is_old);
+    }
+
+    fn remove_unused_layers(
+        &mut self,
+        state: &StateDir,
+        layers: &[String],
+        is_old: &dyn Fn(SystemTime) -> bool,
+    ) {
         if layers.is_empty() {
             return;
         }
+        let homes = names(state.homes(), &mut self.failed);
+        let unused = layer::Unused {
+            is_old,
+            max_bytes: limits::LAYERS_BYTES,
+        };
         let to_trash = |name: &str| format!("{TRASH}{name}");
-        match layer::take_unused(state, &homes, &layers, is_old, to_trash) {
+        match layer::take_unused(state, (&homes, layers), &unused, to_trash) {
             Ok(taken) => {
                 for name in taken {
                     let removed = remove_tree(state.layers(), &name);

@@ -123,6 +123,37 @@ pub async fn bind(addr: SocketAddr) -> Result<Listener, BindError> {
     })
 }
 
+/// Uses a listener that a service manager opened. Must be called inside a runtime.
+///
+/// # Errors
+/// The system's error.
+pub fn adopt(tcp: std::net::TcpListener) -> io::Result<Listener> {
+    tcp.set_nonblocking(true)?;
+    let tcp = TcpListener::from_std(tcp)?;
+    let addr = tcp.local_addr()?;
+    Ok(Listener {
+        endpoint: Endpoint::Address(tcp, addr),
+        tls: None,
+        hosts: [].into(),
+    })
+}
+
+/// Uses a socket that a service manager bound to `STATE/http.sock`. Must be called inside a runtime.
+///
+/// # Errors
+/// [`unix_socket::BindError`].
+pub fn adopt_socket(
+    socket: std::os::unix::net::UnixListener,
+    state_dir: &Path,
+) -> Result<Listener, unix_socket::BindError> {
+    let socket = unix_socket::adopt(socket, state_dir, SOCKET)?;
+    Ok(Listener {
+        endpoint: Endpoint::Socket(socket),
+        tls: None,
+        hosts: [].into(),
+    })
+}
+
 /// Creates `STATE/http.sock` with mode 0600. The caller holds the state directory's lock.
 ///
 /// # Errors

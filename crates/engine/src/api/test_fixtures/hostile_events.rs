@@ -3,7 +3,7 @@
 #![allow(clippy::expect_used, reason = "for tests, which fail by panicking")]
 
 use super::{event, report, slot};
-use marshal_fleet::{ChangeKind, FileChange, FleetEvent, TaskReport};
+use marshal_fleet::{ChangeKind, FileChange, FleetEvent, TaskBranch, TaskReport};
 use marshal_model::{
     DecidedBy, Decision, Event, PermissionRequestId, PoolName, RunId, SessionId, SlotState, TaskId,
     TaskOutcome, UntrustedText, Usage, Verdict,
@@ -213,6 +213,12 @@ pub fn hostile_items(evil: &str) -> (TaskReport, Vec<FleetEvent>) {
     }];
     full.copy = Some(format!("/tmp/{evil}").into());
     full.bundle = Some(format!("/tmp/{evil}").into());
+    full.branch = Some(TaskBranch {
+        name: evil.to_owned(),
+        lines: None,
+        in_repository: true,
+    });
+    full.check = Some(false);
     full.detail = Some(text());
     full.answer = text();
     full.restarts = 1;

@@ -118,6 +118,8 @@ pub fn report(run: &RunId, task: &TaskId, outcome: TaskOutcome) -> TaskReport {
         copy: None,
         bundle: None,
         repos: Vec::new(),
+        branch: None,
+        check: None,
         landed: None,
         restarts: 0,
         backoff: Duration::ZERO,

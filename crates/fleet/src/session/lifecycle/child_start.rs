@@ -10,11 +10,12 @@ use crate::session::outbox::OnDurable;
 use crate::session::state::{Phase, SessionState};
 use crate::session::workspace::{disk_usage, prepare};
 use crate::session::{PrepareError, PreparedSession, permissions};
-use marshal_config::{CodexSettings, Guard};
+use marshal_config::{CodexSettings, Guard, SessionScope};
 use marshal_dialect::lifecycle::state::SlotEvent;
 use marshal_dialect::{OpenParams, PendingDenials};
 use marshal_journal::{TaskChange, Write};
 use marshal_model::{AgentInfo, Event, UntrustedText};
+use marshal_sandbox::workspace::branch::task_branch;
 use marshal_telemetry::event::child::ChildReady;
 
 impl SessionState {
@@ -29,7 +30,12 @@ impl SessionState {
             (None, true) => prepare::HasCopy::Yes,
             (None, false) => prepare::HasCopy::No,
         };
-        prepare::PrepareRequest::new(&self.work, within, copy, self.workspace.preparing.clone())
+        // A session that waits for its work to land stays one of its task.
+        let is_of_task =
+            self.conversation.is_none() && self.pool.config.options.session == SessionScope::Task;
+        let branch = is_of_task.then(|| task_branch(&self.work.run, &self.work.task));
+        let cancelled = self.workspace.preparing.clone();
+        prepare::PrepareRequest::new(&self.work, branch, within, copy, cancelled)
     }
 
     /// Handles the preparation; `true` if the session is over, and unchanged.
@@ -106,7 +112,8 @@ impl SessionState {
                 return self.survey();
             }
         };
-        let measured = disk_usage::MeasuredSession::new(prepared, &self.pool, self.myself.clone());
+        let to = disk_usage::ExcessReceiver::Session(self.myself.clone());
+        let measured = disk_usage::MeasuredSession::new(prepared, &self.pool, to);
         self.agent.measured = Some(self.shared.disk_usage_monitor.add(measured));
         self.phase = Phase::Opening;
         self.agent.resumption.loading = opening.resume.is_some();

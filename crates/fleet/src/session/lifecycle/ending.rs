@@ -15,7 +15,8 @@ use crate::session::state::{Phase, SessionState};
 use crate::session::turn::task_run::{Halt, TaskRun, TurnEnd};
 use crate::session::workspace::protection::QuarantinedPath;
 use crate::session::{
-    Attempt, CheckResult, LandRequest, PreparedSession, StoredSession, Tally, land_bundles,
+    Attempt, CheckResult, LandRequest, OwnCheck, PreparedSession, StoredSession, Tally,
+    land_bundles,
 };
 use marshal_config::SessionScope;
 use marshal_dialect::Command;
@@ -322,13 +323,14 @@ impl SessionState {
     fn start_survey(&mut self, gives_back: bool) {
         let to = self.myself.clone();
         let is_final = !self.stays_idle() && !gives_back;
+        let is_result = self.is_result();
         self.phase = Phase::Surveying { gives_back };
         let survey = work::survey(
             self.workspace.prepared.as_mut(),
             (self.work.session.clone(), self.work.task.clone()),
             Arc::clone(&self.shared),
             &self.pool,
-            is_final,
+            (is_final, is_result),
         );
         tokio::spawn(async move {
             let _ = to.send_message(SessionMsg::WorkspaceSurveyed(Box::new(survey.await)));
@@ -360,7 +362,7 @@ impl SessionState {
             clones: self.shared.state.copies().path().to_owned(),
             onto,
             allow: Vec::new(),
-            check: self.work.check.clone(),
+            check: OwnCheck::of_task(self.work.check.clone(), self.work.land.as_deref()),
             cancelled: cancel.clone(),
         };
         let (shared, pool) = (Arc::clone(&self.shared), Arc::clone(&self.pool));
@@ -379,12 +381,24 @@ impl SessionState {
 
     /// The branch that the task's work is to land on.
     fn landing_branch(&self, survey: &work::Survey) -> Option<String> {
-        let task = self.task.as_ref()?;
-        let is_good = task.turn.as_ref()?.outcome == TurnOutcome::Completed
-            && task.check.as_ref().is_none_or(CheckResult::passed)
-            && !task.tally.is_only_denied()
-            && survey.protection_fault().is_none();
+        let is_good = self.is_good() && survey.protection_fault().is_none();
         self.work.land.clone().filter(|_| is_good)
+    }
+
+    /// Whether what the task leaves now is its result, which lands on no other branch.
+    fn is_result(&self) -> bool {
+        let halted = self.task.as_ref().is_some_and(|task| task.halt.is_some());
+        self.work.land.is_none() && !halted && self.is_good()
+    }
+
+    /// Whether the turn and its check ended well.
+    fn is_good(&self) -> bool {
+        self.task.as_ref().is_some_and(|task| {
+            let turn = task.turn.as_ref();
+            turn.is_some_and(|turn| turn.outcome == TurnOutcome::Completed)
+                && task.check.as_ref().is_none_or(CheckResult::passed)
+                && !task.tally.is_only_denied()
+        })
     }
 
     pub(crate) fn landing_ended(&mut self, result: LandingResult) -> bool {

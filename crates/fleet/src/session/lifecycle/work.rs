@@ -24,6 +24,7 @@ use marshal_model::{
     UntrustedText,
 };
 use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
+use marshal_sandbox::workspace::branch::git::LineCounts;
 use marshal_sandbox::workspace::{self, Changes, Manifest, Root, TreeError};
 
 /// One attempt at a task.
@@ -278,6 +279,14 @@ impl LandingResult {
         }
     }
 
+    /// What the work changed on the branch.
+    pub(crate) fn lines(&self) -> Option<LineCounts> {
+        match self {
+            Self::Ended(Landing::Landed { lines, .. }) => *lines,
+            _ => None,
+        }
+    }
+
     /// The commit on the branch.
     pub(crate) fn commit(&self) -> Option<&ObjectId> {
         match self {
@@ -363,15 +372,16 @@ impl Survey {
     }
 }
 
-/// Surveys the workspace after the turn; discards the session's files if it has ended.
+/// Surveys the workspace after the turn; discards the session's files if it is the `is_final` one, and
+/// brings the branch of an `is_result` one into its repository.
 pub(crate) fn survey(
     prepared: Option<&mut PreparedSession>,
     (session, task): (SessionId, TaskId),
     shared: Arc<Shared>,
     pool: &Arc<PoolShared>,
-    is_final: bool,
+    (is_final, is_result): (bool, bool),
 ) -> impl Future<Output = Survey> + Send + use<> {
-    let returning = return_branches(prepared.as_deref(), &shared, pool);
+    let returning = return_branches(prepared.as_deref(), &shared, pool, is_result);
     let versions = prepared
         .as_deref()
         .and_then(|item| item.versioning(&shared, pool));

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tokio::sync::mpsc;
+
 use super::prepare::{PreparedSession, SessionDirs};
 use crate::messages::{SessionMsg, SessionRef};
 use crate::setup::PoolShared;
@@ -104,19 +106,28 @@ pub(crate) struct Measurement {
     pub(crate) sizes: Option<(DiskSpace, DiskSpace)>,
 }
 
+/// Who is notified that a limit is exceeded.
+#[derive(Debug)]
+pub(crate) enum ExcessReceiver {
+    /// An agent's session.
+    Session(SessionRef),
+    /// A program that works in a clone of its own; there is place for one message.
+    Program(mpsc::Sender<String>),
+}
+
 /// A session whose home and copy are measured, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct MeasuredSession {
     space: Arc<SessionDirs>,
     /// The limit of the home, in bytes.
     home_bytes: u64,
-    to: SessionRef,
+    to: ExcessReceiver,
     /// The child was active since the last measurement.
     is_active: AtomicBool,
 }
 
 impl MeasuredSession {
-    pub(crate) fn new(prepared: &PreparedSession, pool: &PoolShared, to: SessionRef) -> Self {
+    pub(crate) fn new(prepared: &PreparedSession, pool: &PoolShared, to: ExcessReceiver) -> Self {
         Self {
             space: Arc::clone(prepared.dirs()),
             home_bytes: pool.sandbox.home_bytes,
@@ -172,7 +183,13 @@ impl MeasuredSession {
 
     /// Notifies the session that a limit is exceeded.
     pub(crate) fn notify_limit_exceeded(&self, why: String) {
-        let _ = self.to.send_message(SessionMsg::DiskLimitExceeded(why));
+        // Whoever is gone needs no notice.
+        match &self.to {
+            ExcessReceiver::Session(to) => {
+                let _ = to.send_message(SessionMsg::DiskLimitExceeded(why));
+            }
+            ExcessReceiver::Program(to) => drop(to.try_send(why)),
+        }
     }
 
     /// Measures all directories. Blocks.

@@ -11,28 +11,25 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::prepare::session_tree::{GitSandbox, git_plan};
-use super::prepare::{
-    PrepareError, PrepareRequest, SessionDirs, WORKSPACE_INSIDE, blocking, owner, prepare,
-};
+use super::bundle_git::{BundleGit, Refused, Scratch, find_refused};
+use super::disk_usage::{ExcessReceiver, MeasuredSession};
+use super::prepare::{PrepareError, PrepareRequest, blocking, prepare};
 use super::program_clone::{KeyedLocks, ProgramClone};
 use crate::session::lifecycle::work::{self, CheckResult};
-use crate::session::workspace::overlay::host_tree;
 use crate::setup::{PoolShared, Shared};
-use marshal_launch::RunError;
-use marshal_model::limits::{BUNDLE_BYTES, GIT_LIST_BYTES, GIT_TREE_TIMEOUT, LANDING_ATTEMPTS};
+use marshal_model::limits::LANDING_ATTEMPTS;
 use marshal_model::untrusted::escape_for_display;
-use marshal_model::{ExitStatus, PoolName, SessionId, SlotId};
-use marshal_policy::{guard, outside};
-use marshal_sandbox::ExtraMounts;
+use marshal_model::{PoolName, SessionId, SlotId};
 use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
+use marshal_sandbox::workspace::branch::changes::Change;
+use marshal_sandbox::workspace::branch::git::LineCounts;
 use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::rebase::{self, REBASED_PACK, RebaseOutcome};
 use marshal_sandbox::workspace::branch::{
-    self, BUNDLE_INSIDE, BranchError, CloneId, LandingRecord, Repository, SOURCE_INSIDE,
-    bundle_path,
+    self, BranchError, CloneId, LandingRecord, Repository, bundle_path, in_workspace,
 };
 use marshal_sandbox::workspace::{Root, TreeError};
 
@@ -52,10 +49,33 @@ pub struct LandRequest {
     pub onto: String,
     /// Files and directories that may take effect outside of the sandbox.
     pub allow: Vec<String>,
-    /// The check, instead of the pool's.
-    pub check: Option<Vec<String>>,
+    /// The task's own check.
+    pub check: OwnCheck,
     /// Ends it before the branch is moved.
     pub cancelled: CancellationToken,
+}
+
+/// The check of a task, and what it is to the pool's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OwnCheck {
+    /// The task has none.
+    None,
+    /// It runs instead of the pool's: who submitted the task may land it without any.
+    Instead(Vec<String>),
+    /// It runs after the pool's: it says nothing about who submitted the task.
+    Also(Vec<String>),
+}
+
+impl OwnCheck {
+    /// The check of a task that lands on a branch or not. Only the supervisor's own user can submit one that does.
+    #[must_use]
+    pub fn of_task(check: Option<Vec<String>>, land: Option<&str>) -> Self {
+        match (check, land) {
+            (None, _) => Self::None,
+            (Some(argv), Some(_)) => Self::Instead(argv),
+            (Some(argv), None) => Self::Also(argv),
+        }
+    }
 }
 
 /// What came of it.
@@ -65,8 +85,12 @@ pub enum Landing {
     Landed {
         /// What its last commit is there.
         commit: ObjectId,
+        /// What it changed there, unless an earlier attempt had landed it.
+        lines: Option<LineCounts>,
         /// Whether an earlier attempt had landed it.
         was_there: bool,
+        /// The checks that it passed, as they are shown.
+        checks: Vec<String>,
     },
     /// The branch has all of its changes already.
     Nothing,
@@ -98,6 +122,11 @@ pub enum NotLanded {
         /// The files, with what each is.
         files: Vec<(String, &'static str)>,
     },
+    /// Files of secrets, which nobody can allow.
+    Secrets {
+        /// The files.
+        files: Vec<String>,
+    },
 }
 
 impl NotLanded {
@@ -124,7 +153,7 @@ impl NotLanded {
                     commands.collect::<Vec<_>>().join(" and "),
                 ))
             }
-            Self::Outside { .. } => None,
+            Self::Outside { .. } | Self::Secrets { .. } => None,
         }
     }
 }
@@ -145,6 +174,14 @@ impl fmt::Display for NotLanded {
                      (marshal diff), and allow each file or directory with --allow PATH"
                 )
             }
+            Self::Secrets { files } => {
+                let files = list_files(files.iter().map(String::as_str));
+                write!(
+                    f,
+                    "its commits have files of secrets, which no --allow takes: {files}; a branch \
+                     without these files in any of its commits can land"
+                )
+            }
         }
     }
 }
@@ -156,7 +193,7 @@ fn rebase_command(at: &str, target: &ObjectId) -> String {
     }
 }
 
-fn list_files<'p>(paths: impl ExactSizeIterator<Item = &'p str>) -> String {
+pub(super) fn list_files<'p>(paths: impl ExactSizeIterator<Item = &'p str>) -> String {
     let more = paths.len().saturating_sub(SHOWN_FILES);
     let shown: Vec<String> = paths
         .take(SHOWN_FILES)
@@ -213,7 +250,7 @@ pub enum LandingError {
     #[error("other processes moved the branch {0} each time before this landed: try again")]
     Contended(String),
     /// Git printed an error.
-    #[error("git cannot put the commits onto the branch: {0}")]
+    #[error("git refused the commits: {0}")]
     Git(String),
     /// It changes more files than can be listed.
     #[error("it changes too many files to list what takes effect outside of the sandbox")]
@@ -310,8 +347,6 @@ struct Bundle {
     path: PathBuf,
     head: BundleHeader,
     before: Option<ObjectId>,
-    /// The working trees that have the branch already, as a bare repository's HEAD.
-    users: BTreeSet<String>,
 }
 
 impl SessionClone {
@@ -333,14 +368,12 @@ impl SessionClone {
         let repository = Repository::find(&record.source)?;
         let path = bundle_path(copies, &id);
         let bundle = if path.symlink_metadata().is_ok() {
-            let head = branch::stored_header(copies, &id, &record.base)?;
+            let head = branch::stored_header(copies, &id, &record)?;
             let landed = branch::read_landing(copies, &id)?;
             let same = |before: &LandingRecord| before.onto == onto && before.tip == head.tip;
-            let git_dir = Root::open_resolved(&repository.common)?;
             Some(Bundle {
                 path,
                 before: landed.filter(same).map(|landed| landed.commit),
-                users: land::find_users(&git_dir, onto),
                 head,
             })
         } else {
@@ -354,14 +387,6 @@ impl SessionClone {
             base: record.base,
             bundle,
         })
-    }
-
-    /// A path of its repository, as a path of the workspace.
-    fn in_workspace(&self, path: &str) -> String {
-        match self.at.as_str() {
-            "" => path.to_owned(),
-            at => format!("{at}/{path}"),
-        }
     }
 
     /// What a clone for the check starts from, if its own commits are on the branch already or it has none:
@@ -388,6 +413,7 @@ enum Rebased {
     Ready {
         target: ObjectId,
         commit: ObjectId,
+        lines: Option<LineCounts>,
         pack: String,
     },
     /// An earlier attempt landed them.
@@ -405,13 +431,10 @@ struct ReadyBranch<'r> {
     scratch: usize,
     target: ObjectId,
     commit: ObjectId,
+    lines: Option<LineCounts>,
     pack: String,
-}
-
-/// The directory that git works in.
-struct Scratch {
-    name: String,
-    path: PathBuf,
+    /// What had the branch, from before git looked until after it.
+    users: BTreeSet<String>,
 }
 
 impl LandingRun<'_> {
@@ -419,14 +442,9 @@ impl LandingRun<'_> {
     async fn attempt(&self) -> Result<Option<Landing>, LandingError> {
         let mut scratches = Vec::new();
         let landing = Box::pin(self.land_from(&mut scratches)).await;
-        let shared = Arc::clone(self.shared);
-        let removal = move || {
-            for scratch in &scratches {
-                let Scratch { name, .. } = scratch;
-                branch::remove_scratch(shared.state.copies(), name);
-            }
-        };
-        blocking(&self.shared.ambient, removal).await?;
+        for scratch in scratches {
+            scratch.remove(self.shared).await?;
+        }
         landing
     }
 
@@ -452,7 +470,8 @@ impl LandingRun<'_> {
             let Some(bundle) = &clone.bundle else {
                 continue;
             };
-            let scratch = self.create_scratch().await?;
+            let users = self.find_users(clone).await?;
+            let scratch = self.git(clone, bundle).create_scratch().await?;
             let rebased = self.rebase_into_source((clone, bundle), &scratch);
             let rebased = self.unless_cancelled(rebased).await;
             scratches.push(scratch);
@@ -460,6 +479,7 @@ impl LandingRun<'_> {
                 Rebased::Ready {
                     target,
                     commit,
+                    lines,
                     pack,
                 } => ready.push(ReadyBranch {
                     clone,
@@ -467,7 +487,11 @@ impl LandingRun<'_> {
                     scratch: scratches.len() - 1,
                     target,
                     commit,
+                    lines,
                     pack,
+                    // Git refused every user but a bare repository's HEAD. One that came since, or went
+                    // and came again, is not among these.
+                    users: &users & &self.find_users(clone).await?,
                 }),
                 Rebased::Landed(commit) => before = before.or(Some(commit)),
                 Rebased::Nothing => {}
@@ -478,19 +502,27 @@ impl LandingRun<'_> {
             return Ok(Some(match before {
                 Some(commit) => Landing::Landed {
                     commit,
+                    lines: None,
                     was_there: true,
+                    checks: Vec::new(),
                 },
                 None => Landing::Nothing,
             }));
         };
-        if let Some(why) = self.check(&ready).await? {
-            let targets = ready.iter();
-            let targets = targets.map(|of| (of.clone.at.clone(), of.target.clone()));
-            let failed = NotLanded::CheckFailed {
-                targets: targets.collect(),
-                why,
-            };
-            return Ok(Some(Landing::NotLanded(failed)));
+        let mut checks = Vec::new();
+        for (of, argv) in self.checks() {
+            let shown = escape_for_display(&argv.join(" "), FILE);
+            let shown = format!("`{shown}` ({of})");
+            if let Some(why) = self.check(&ready, argv).await? {
+                let targets = ready.iter();
+                let targets = targets.map(|of| (of.clone.at.clone(), of.target.clone()));
+                let failed = NotLanded::CheckFailed {
+                    targets: targets.collect(),
+                    why: format!("{why} ({shown})"),
+                };
+                return Ok(Some(Landing::NotLanded(failed)));
+            }
+            checks.push(shown);
         }
         if self.request.cancelled.is_cancelled() {
             return Err(LandingError::Stopped);
@@ -500,8 +532,9 @@ impl LandingRun<'_> {
             self.write_record(branch.clone, branch.bundle, &branch.commit, false)
                 .await?;
             // A repack may have dropped it during the check: no branch led to it.
-            let scratch = &scratches[branch.scratch];
-            self.add_pack(branch.clone, scratch, branch.pack.clone())
+            let from = scratches[branch.scratch].path.join(REBASED_PACK);
+            self.git(branch.clone, branch.bundle)
+                .add_pack(from, branch.pack.clone())
                 .await?;
             match self.move_branch(branch).await? {
                 Ok(()) => {}
@@ -514,7 +547,13 @@ impl LandingRun<'_> {
         }
         Ok(Some(Landing::Landed {
             commit: first.commit.clone(),
+            // What an earlier attempt landed is not counted, and a part is not all of it.
+            lines: match before {
+                None => LineCounts::sum(ready.iter().map(|branch| branch.lines)),
+                Some(_) => None,
+            },
             was_there: false,
+            checks,
         }))
     }
 
@@ -525,20 +564,22 @@ impl LandingRun<'_> {
         scratch: &Scratch,
     ) -> Result<Rebased, LandingError> {
         let onto = || self.request.onto.clone();
-        let (target, commit, pack, paths) = match self.rebase((clone, bundle), scratch).await? {
+        let rebased = self.rebase((clone, bundle), scratch).await?;
+        let (target, commit, lines, pack, changes) = match rebased {
             RebaseOutcome::Ready {
                 target,
                 commit,
+                lines,
                 pack,
-                paths,
-            } => (target, commit, pack, paths),
+                changes,
+            } => (target, commit, lines, pack, changes),
             RebaseOutcome::Landed { commit } => {
                 self.record_landed(clone, bundle, &commit).await;
                 return Ok(Rebased::Landed(commit));
             }
             RebaseOutcome::Nothing => return Ok(Rebased::Nothing),
             RebaseOutcome::Conflict { target, paths } => {
-                let paths = paths.iter().map(|path| clone.in_workspace(path));
+                let paths = paths.iter().map(|path| in_workspace(&clone.at, path));
                 return Ok(Rebased::NotLanded(NotLanded::Conflict {
                     at: clone.at.clone(),
                     target,
@@ -557,27 +598,28 @@ impl LandingRun<'_> {
             RebaseOutcome::CheckedOut => return Err(LandingError::CheckedOut(onto())),
             RebaseOutcome::Reftable => return Err(LandingError::Reftable),
         };
-        let files = self.find_outside(clone, &paths);
-        if !files.is_empty() {
-            return Ok(Rebased::NotLanded(NotLanded::Outside { files }));
+        if let Some(refusal) = self.find_refusal(clone, &changes) {
+            return Ok(Rebased::NotLanded(refusal));
         }
-        self.add_pack(clone, scratch, pack.clone()).await?;
+        self.git(clone, bundle)
+            .add_pack(scratch.path.join(REBASED_PACK), pack.clone())
+            .await?;
         Ok(Rebased::Ready {
             target,
             commit,
+            lines,
             pack,
         })
     }
 
-    async fn create_scratch(&self) -> Result<Scratch, LandingError> {
-        let owner = owner(self.shared, self.pool, &self.slot);
-        let what = format!("land-{}", self.shared.new_session_id());
-        let shared = Arc::clone(self.shared);
-        let made = blocking(&self.shared.ambient, move || {
-            branch::create_scratch(shared.state.copies(), &what, owner)
-        });
-        let (name, path) = made.await??;
-        Ok(Scratch { name, path })
+    fn git<'r>(&'r self, clone: &'r SessionClone, bundle: &'r Bundle) -> BundleGit<'r> {
+        BundleGit {
+            shared: self.shared,
+            pool: self.pool,
+            slot: &self.slot,
+            bundle: &bundle.path,
+            repository: &clone.repository,
+        }
     }
 
     /// Puts the commits onto the branch, in a sandbox.
@@ -586,99 +628,45 @@ impl LandingRun<'_> {
         (clone, bundle): (&SessionClone, &Bundle),
         scratch: &Scratch,
     ) -> Result<RebaseOutcome, LandingError> {
+        let author = self.pool.config.workspace.author.as_ref();
+        let author = author.map(|author| (&*author.name, &*author.mail));
         let (onto, before) = (&self.request.onto, bundle.before.as_ref());
-        let command = rebase::rebase(&bundle.head, &clone.base, onto, before);
-        let git = GitSandbox {
-            writable: true,
-            beside: ExtraMounts {
-                trees: vec![
-                    (
-                        host_tree(&clone.repository.common, false)?,
-                        SOURCE_INSIDE.to_owned(),
-                    ),
-                    (
-                        super::overlay::host_file(&bundle.path)?,
-                        BUNDLE_INSIDE.to_owned(),
-                    ),
-                ],
-                ..ExtraMounts::none()
-            },
-            ..GitSandbox::read_only(command.env)
-        };
-        let dirs = SessionDirs::for_git(self.slot.clone(), scratch.path.clone());
-        let inside = WORKSPACE_INSIDE.to_owned();
-        let mut plan = git_plan(
-            self.shared,
-            self.pool,
-            &dirs,
-            &scratch.path,
-            inside,
-            command.argv,
-            git,
-        )?;
-        plan.limits.fsize = 2 * BUNDLE_BYTES;
-        let run = self
-            .shared
-            .host
-            .run_to_end(plan, GIT_TREE_TIMEOUT, GIT_LIST_BYTES);
-        let finished = run.await.map_err(|error| match error {
-            RunError::TimedOut { after, .. } => {
-                LandingError::Git(format!("it was stopped after {} s", after.as_secs()))
-            }
-            error => LandingError::Sandbox(error.to_string()),
-        })?;
-        if finished.status != ExitStatus::Code(0) {
-            let stderr = String::from_utf8_lossy(&finished.stderr).into_owned();
-            let stderr = escape_for_display(stderr.trim(), 400);
-            return Err(LandingError::Git(format!("{}: {stderr}", finished.status)));
-        }
-        if finished.is_truncated {
-            return Err(LandingError::TooManyChanges);
-        }
-        Ok(RebaseOutcome::parse(&finished.stdout)?)
+        let command = rebase::rebase(&bundle.head, &clone.base, onto, before, author);
+        let output = self.git(clone, bundle).run(scratch, command).await?;
+        Ok(RebaseOutcome::parse(&output)?)
     }
 
-    /// The changed files that other programs run or obey, and that nobody allowed.
-    fn find_outside(&self, clone: &SessionClone, paths: &[String]) -> Vec<(String, &'static str)> {
-        let policies = [guard()];
-        let of_path = |path: &String| {
-            let what = outside::find_use(&policies, path, true)?;
-            let path = clone.in_workspace(path);
-            (!outside::is_allowed(&self.request.allow, &path)).then_some((path, what))
-        };
-        paths.iter().filter_map(of_path).collect()
-    }
-
-    async fn add_pack(
-        &self,
-        clone: &SessionClone,
-        scratch: &Scratch,
-        pack: String,
-    ) -> Result<(), LandingError> {
-        let common = clone.repository.common.clone();
-        let from = scratch.path.join(REBASED_PACK);
-        blocking(&self.shared.ambient, move || {
-            let git_dir = Root::open_resolved(&common)?;
-            // Git has ended, and it could only write its own files: a link among them cannot lead
-            // elsewhere.
-            let from = Root::open_resolved(&from)?;
-            Ok(land::add_pack(&git_dir, &from, &pack)?)
+    /// The changed files that hold secrets, or else those that other programs run or obey and that nobody
+    /// allowed.
+    fn find_refusal(&self, clone: &SessionClone, changes: &[Change]) -> Option<NotLanded> {
+        let refused = find_refused(self.pool, changes, &clone.at, &self.request.allow)?;
+        Some(match refused {
+            Refused::Secrets(files) => NotLanded::Secrets { files },
+            Refused::Outside(files) => NotLanded::Outside { files },
         })
-        .await?
     }
 
-    /// Runs the check in fresh clones of the commits; why it did not pass.
-    async fn check(&self, ready: &[ReadyBranch<'_>]) -> Result<Option<String>, LandingError> {
-        let argv = self
-            .request
-            .check
-            .as_ref()
-            .unwrap_or(&self.pool.config.check);
-        if argv.is_empty() {
-            return Ok(None);
-        }
+    /// The checks that it must pass, each with whose it is.
+    fn checks(&self) -> impl Iterator<Item = (&'static str, &Vec<String>)> {
+        let of_pool = ("the pool's", &self.pool.config.check);
+        let of_task = |argv| ("the task's own", argv);
+        let (of_pool, of_task) = match &self.request.check {
+            OwnCheck::None => (Some(of_pool), None),
+            OwnCheck::Instead(argv) => (None, Some(of_task(argv))),
+            OwnCheck::Also(argv) => (Some(of_pool), Some(of_task(argv))),
+        };
+        let all = of_pool.into_iter().chain(of_task);
+        all.filter(|(_, argv)| !argv.is_empty())
+    }
+
+    /// Runs a check in fresh clones of the commits; why it did not pass.
+    async fn check(
+        &self,
+        ready: &[ReadyBranch<'_>],
+        argv: &[String],
+    ) -> Result<Option<String>, LandingError> {
         let clone = ProgramClone::new(self.shared);
-        let check = self.check_in_clones(ready, clone.session(), argv.clone());
+        let check = self.check_in_clones(ready, clone.session(), argv.to_vec());
         let checked = self.unless_cancelled(check).await;
         clone.discard().await?;
         match checked? {
@@ -714,7 +702,14 @@ impl LandingRun<'_> {
         );
         let prepared = prepare(self.shared, self.pool, order).await?;
         let check = work::check(Arc::clone(self.shared), self.pool, Some(&prepared), argv);
-        Ok(check.await)
+        let (to, mut excess) = mpsc::channel(1);
+        let measured = MeasuredSession::new(&prepared, self.pool, ExcessReceiver::Program(to));
+        let _measured = self.shared.disk_usage_monitor.add(measured);
+        tokio::select! {
+            biased;
+            Some(why) = excess.recv() => Ok(CheckResult::NotRun(format!("the check was stopped: {why}"))),
+            check = check => Ok(check),
+        }
     }
 
     async fn write_record(
@@ -746,12 +741,22 @@ impl LandingRun<'_> {
         }
     }
 
+    /// What has the branch at this moment.
+    async fn find_users(&self, clone: &SessionClone) -> Result<BTreeSet<String>, LandingError> {
+        let (common, onto) = (clone.repository.common.clone(), self.request.onto.clone());
+        blocking(&self.shared.ambient, move || {
+            let git_dir = Root::open_resolved(&common)?;
+            Ok(land::find_users(&git_dir, &onto)?)
+        })
+        .await?
+    }
+
     async fn move_branch(
         &self,
         of: &ReadyBranch<'_>,
     ) -> Result<Result<(), LandError>, LandingError> {
         let common = of.clone.repository.common.clone();
-        let (onto, users) = (self.request.onto.clone(), of.bundle.users.clone());
+        let (onto, users) = (self.request.onto.clone(), of.users.clone());
         let (target, commit) = (of.target.clone(), of.commit.clone());
         blocking(&self.shared.ambient, move || {
             let git_dir = Root::open_resolved(&common)?;

@@ -1,6 +1,9 @@
 //! The home and the workspace of a session: prepared, observed, measured and surveyed.
 
 pub(super) mod attachments;
+pub(super) mod branch_import;
+pub(super) mod branch_push;
+mod bundle_git;
 pub(super) mod disk_usage;
 pub(super) mod disk_usage_monitor;
 pub(super) mod environment;

@@ -77,6 +77,8 @@ pub(crate) struct PrepareRequest {
     base: Option<String>,
     /// The commits that clones of further repositories start from, by their places.
     repo_bases: BTreeMap<String, String>,
+    /// The clone's branch, if it is that of a task.
+    branch: Option<String>,
     /// The branch that the base may become a part of, if it is a commit that nothing has yet.
     lands_on: Option<String>,
     /// Whether the session is for the pool's setup: it gets nothing that belongs to an agent or to
@@ -89,11 +91,13 @@ pub(crate) struct PrepareRequest {
 impl PrepareRequest {
     pub(crate) fn new(
         work: &Work,
+        branch: Option<String>,
         within: Option<PathBuf>,
         copy: HasCopy,
         cancelled: CancellationToken,
     ) -> Self {
         Self {
+            branch,
             slot: work.slot.clone(),
             session: work.session.clone(),
             workspace: work.workspace.clone(),
@@ -133,6 +137,7 @@ impl PrepareRequest {
             copy: HasCopy::No,
             base: Some(base),
             repo_bases,
+            branch: None,
             lands_on,
             is_setup: false,
             cancelled: CancellationToken::new(),

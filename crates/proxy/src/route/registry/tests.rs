@@ -65,6 +65,11 @@ fn pages_and_files_of_packages_pass_and_keep_their_paths() {
         (
             &npm,
             "/-/host/registry.npmjs.org/is-odd/-/is-odd-3.0.1.tgz",
+            "host",
+        ),
+        (
+            &route("npm", ""),
+            "/-/host/registry.npmjs.org/is-odd/-/is-odd-3.0.1.tgz",
             "file https://registry.npmjs.org/is-odd/-/is-odd-3.0.1.tgz",
         ),
         (
@@ -193,7 +198,7 @@ fn redirects_lead_to_hosts_of_the_route_over_tls_and_nowhere_else() {
     let pypi = route("pypi", "");
     let from = ask(&pypi, "GET", "/simple/Six/").expect("allowed");
     let follow = |location: &str| match follow_redirect(&pypi, &from, Some(location.as_bytes())) {
-        Ok(to) => format!("{} {}", to.url(), to.is_upstream(&pypi)),
+        Ok(to) => format!("{} {}", to.url(), to.gets_key(&pypi)),
         Err(refusal) => refusal.reason_code().to_owned(),
     };
     for (location, expect) in [
@@ -211,8 +216,16 @@ fn redirects_lead_to_hosts_of_the_route_over_tls_and_nowhere_else() {
         ),
         ("/simple/six/", "https://pypi.org/simple/six/ true"),
         ("../six/", "https://pypi.org/simple/six/ true"),
-        ("../../../../x/./y/..", "https://pypi.org/x/ true"),
-        ("?a=b", "https://pypi.org/simple/Six/?a=b true"),
+        ("../../../../x/./y/..", "https://pypi.org/x/ false"),
+        ("?a=b", "https://pypi.org/simple/Six/?a=b false"),
+        (
+            "/packages/six.whl",
+            "https://pypi.org/packages/six.whl true",
+        ),
+        (
+            "/packages/six.whl?token=1",
+            "https://pypi.org/packages/six.whl?token=1 false",
+        ),
         ("https://evil.example/a", "host"),
         ("https://pypi.org.evil.example/a", "host"),
         ("https://pypi.org:8443/a", "host"),
@@ -238,10 +251,70 @@ fn redirects_lead_to_hosts_of_the_route_over_tls_and_nowhere_else() {
     let from = ask(&here, "GET", "/a").expect("allowed");
     let to = follow_redirect(&here, &from, Some(b"http://127.0.0.1:8002/a.tgz")).expect("allowed");
     assert_eq!(
-        (to.url().as_str(), to.is_upstream(&here)),
+        (to.url().as_str(), to.gets_key(&here)),
         ("http://127.0.0.1:8002/a.tgz", false)
     );
     assert!(follow_redirect(&here, &from, Some(b"http://127.0.0.1:8003/")).is_err());
+}
+
+#[test]
+fn the_key_is_for_the_packages_of_one_registry_and_not_for_its_whole_host() {
+    let at = |registry: &str, base: &str, target: &str| {
+        let own = route(
+            registry,
+            &format!("upstream = \"https://forge.example{base}\"\nsecret = \"env:KEY\""),
+        );
+        let to = ask(&own, "GET", target);
+        to.map(|to| to.gets_key(&own)).ok()
+    };
+    let npm = "/api/npm/team-a";
+    for (registry, base, target, expect) in [
+        ("npm", npm, "/api/npm/team-a/left-pad", Some(true)),
+        ("npm", npm, "/api/npm/team-a/a/-/a-1.0.0.tgz", Some(true)),
+        ("npm", npm, "/api/npm/team-b/a/-/a-1.0.0.tgz", Some(false)),
+        ("npm", npm, "/releases/product-src.tgz", Some(false)),
+        ("npm", npm, "/api/npm/team-b/left-pad", None),
+        (
+            "pypi",
+            "/p/1/pypi/simple",
+            "/p/1/pypi/files/a.whl",
+            Some(true),
+        ),
+        (
+            "pypi",
+            "/p/1/pypi/simple",
+            "/p/2/pypi/files/a.whl",
+            Some(false),
+        ),
+        (
+            "pypi",
+            "/p/1/pypi/simple",
+            "/p/1/repository/archive.zip",
+            Some(false),
+        ),
+        (
+            "crates",
+            "/c/index",
+            "/c/api/v1/crates/a/1.0.0/download",
+            Some(true),
+        ),
+        (
+            "crates",
+            "/c/index",
+            "/d/api/v1/crates/a/1.0.0/download",
+            Some(false),
+        ),
+        ("debian", "/debian", "/debian/pool/main/a/a.deb", Some(true)),
+        (
+            "debian",
+            "/debian",
+            "/private/pool/main/a/a.deb",
+            Some(false),
+        ),
+        ("npm", "", "/a/-/a-1.0.0.tgz", Some(true)),
+    ] {
+        assert_eq!(at(registry, base, target), expect, "{registry} {target}");
+    }
 }
 
 /// A page, rewritten whole and in pieces of any size.
@@ -304,6 +377,14 @@ fn pages_lead_back_through_the_route() {
     ] {
         assert_eq!(rewritten(&npm, page), expect);
     }
+    // A mirror's pages that still name the public registry.
+    let public = "\"tarball\":\"https://registry.npmjs.org/a/-/a-1.tgz\"";
+    let mirror = "upstream = \"https://n.example/api/npm\"";
+    let inside = |path: &str| format!("\"tarball\":\"{INSIDE}{path}/a/-/a-1.tgz\"");
+    assert_eq!(rewritten(&route("npm", mirror), public), inside("/api/npm"));
+    let hosts = format!("{mirror}\nhosts = [\"registry.npmjs.org\"]");
+    let beside = inside("/-/host/registry.npmjs.org");
+    assert_eq!(rewritten(&route("npm", &hosts), public), beside);
     let long = format!("\"tarball\":\"https://{}", "a".repeat(2000));
     assert_eq!(rewritten(&npm, &long), long);
     let pypi = route("pypi", "");

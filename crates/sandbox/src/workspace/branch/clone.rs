@@ -7,20 +7,25 @@ use super::bundle_header::ObjectId;
 use super::git::{HIDE, script};
 use super::{CloneId, Repository, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
+use marshal_model::limits;
 
 /// Puts the content of files of Git LFS in the place of their pointers, from the store of the repository
-/// `$1`. Git then leaves them alone.
+/// `$1`, as long as all of them have at most `$large_bytes`: many pointers can name one large object. Git
+/// then leaves them alone.
 const LARGE_FILES: &str = r#"
 large_files() (
     git ls-files -z -- ':(top,attr:filter=lfs)' | tr '\n\0' '\1\n' | head -n 10000 > "$HOME/large"
     : > "$HOME/placed"
-    lacking=0
+    lacking=0 skipped=0 left=$(cat "$HOME/large-left" 2>/dev/null || echo "$large_bytes")
     while IFS= read -r path; do
         if [ ! -f "$path" ] || [ -L "$path" ]; then continue; fi
         id=$(head -c 1024 -- "$path" | sed -n 's/^oid sha256:\([0-9a-f]\{64\}\)$/\1/p')
         if [ ${#id} -ne 64 ]; then continue; fi
         object=$1/lfs/objects/$(printf %.2s "$id")/$(printf %.2s "${id#??}")/$id
         if [ -f "$object" ]; then
+            bytes=$(stat -c %s -- "$object")
+            if [ "$bytes" -gt "$left" ]; then skipped=$((skipped + 1)); continue; fi
+            left=$((left - bytes))
             cat -- "$object" > "$path"
             printf '%s\0' "$path" >> "$HOME/placed"
         else
@@ -28,7 +33,10 @@ large_files() (
         fi
     done < "$HOME/large"
     git update-index -z --skip-worktree --stdin < "$HOME/placed"
+    # For the submodules.
+    echo "$left" > "$HOME/large-left"
     if [ "$lacking" -gt 0 ]; then echo "large $lacking"; fi
+    if [ "$skipped" -gt 0 ]; then echo "skipped $skipped"; fi
 )
 "#;
 
@@ -75,7 +83,7 @@ submodules() (
 /// Creates the clone in the current directory.
 const CLONE: &str = r#"
 set -e
-S=$1 format=$3 head=$4 branch=$5 G=$6
+S=$1 format=$3 head=$4 branch=$5 G=$6 large_bytes=$7
 git init --quiet --template= --object-format="$format" --initial-branch="$branch" .
 mkdir -p .git/objects/info .git/info
 echo "$2" > .git/objects/info/alternates
@@ -97,7 +105,7 @@ if git --git-dir="$S" config --get-regexp '^remote\..*\.promisor$' true >/dev/nu
 fi
 git update-ref "refs/heads/$branch" "$head"
 git reset --quiet --hard
-shift 6
+shift 7
 hide .git/hidden "$@"
 xargs -0 -r rm -f -- < .git/hidden
 rm .git/hidden
@@ -112,17 +120,18 @@ submodules "" "$G/modules" "$S/modules" 0 "$@"
 pub fn clone(
     repository: &Repository,
     head: &ObjectId,
-    id: &CloneId,
+    (id, branch): (&CloneId, &str),
     hidden: &[String],
 ) -> GitCommand {
-    let git_dir = repository.git_dir_inside();
+    let (git_dir, most) = (repository.git_dir_inside(), limits::COPY_BYTES.to_string());
     let words = [
         SOURCE_INSIDE,
         &id.objects_inside(),
         head.format(),
         head.as_str(),
-        &id.branch(),
+        branch,
         &git_dir,
+        &most,
     ];
     let hidden = hidden.iter().map(String::as_str);
     let words: Vec<&str> = words.into_iter().chain(hidden).collect();
@@ -134,10 +143,11 @@ pub fn clone(
 #[must_use]
 pub fn missing_files(output: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(output);
-    let (mut large, mut submodules) = (0_u64, Vec::new());
+    let (mut large, mut skipped, mut submodules) = (0_u64, 0_u64, Vec::new());
     for line in text.lines() {
         match line.split_once(' ') {
             Some(("large", count)) => large += count.parse::<u64>().unwrap_or(0),
+            Some(("skipped", count)) => skipped += count.parse::<u64>().unwrap_or(0),
             Some(("submodule", path)) => submodules.push(path),
             _ => {}
         }
@@ -145,19 +155,67 @@ pub fn missing_files(output: &[u8]) -> Option<String> {
     let large = (large > 0).then(|| {
         format!("{large} files of Git LFS are only pointers (run `git lfs fetch` in the source)")
     });
+    let skipped = (skipped > 0).then(|| {
+        let most = limits::COPY_BYTES >> 20;
+        format!(
+            "{skipped} files of Git LFS are only pointers, because all of them have more than {most} MiB \
+             (exclude some by a sparse checkout of the source)"
+        )
+    });
     let submodules = (!submodules.is_empty()).then(|| {
         let paths = submodules.join(", ");
         format!(
             "these submodules are empty (run `git submodule update --init --recursive`): {paths}"
         )
     });
-    let all: Vec<String> = large.into_iter().chain(submodules).collect();
+    let all = [large, skipped, submodules].into_iter().flatten();
+    let all: Vec<String> = all.collect();
     (!all.is_empty()).then(|| all.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::missing_files;
+    use super::{LARGE_FILES, missing_files};
+    use crate::workspace::testing::scratch;
+
+    #[test]
+    fn many_pointers_to_one_large_object_are_placed_up_to_a_sum() {
+        let dir = scratch();
+        let at = |name: &str| dir.path().join(name);
+        let id = "ab".repeat(32);
+        std::fs::create_dir_all(at("store/lfs/objects/ab/ab")).unwrap();
+        std::fs::write(at(&format!("store/lfs/objects/ab/ab/{id}")), [b'x'; 1000]).unwrap();
+        std::fs::create_dir_all(at("home")).unwrap();
+        std::fs::create_dir_all(at("tree/sub")).unwrap();
+        for name in ["1", "2", "3", "4", "sub/5"] {
+            let text =
+                format!("version https://git-lfs.github.com/spec/v1\noid sha256:{id}\nsize 1000\n");
+            std::fs::write(at(&format!("tree/{name}.bin")), text).unwrap();
+        }
+        std::fs::write(at("tree/.gitattributes"), "*.bin filter=lfs\n").unwrap();
+        // Twice, as for a submodule: the sum is of all of them.
+        let script = format!(
+            "set -e\nlarge_bytes=2500\n{LARGE_FILES}git init -q .\ngit add .\nlarge_files ../store\nlarge_files ../store"
+        );
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script]).current_dir(at("tree"));
+        command
+            .env("HOME", at("home"))
+            .env("GIT_CONFIG_GLOBAL", "/dev/null");
+        let output = command.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        let said = missing_files(&output.stdout).expect("some are missing");
+        assert!(
+            said.starts_with("6 files of Git LFS are only pointers, because"),
+            "{said}"
+        );
+        let names = ["1", "2", "3", "4", "sub/5"];
+        let placed = names
+            .iter()
+            .filter(|name| std::fs::read(at(&format!("tree/{name}.bin"))).unwrap() == [b'x'; 1000]);
+        assert_eq!(placed.count(), 2);
+    }
 
     #[test]
     fn what_is_missing_is_said_with_what_helps() {
@@ -166,5 +224,10 @@ mod tests {
         let said = missing_files(b"large 2\nsubmodule a/b c\nlarge 1\n").expect("missing");
         assert!(said.starts_with("3 files of Git LFS"), "{said}");
         assert!(said.ends_with("--recursive`): a/b c"), "{said}");
+        let said = missing_files(b"skipped 3\nskipped 4\n").expect("missing");
+        assert!(
+            said.starts_with("7 files of Git LFS are only pointers, because"),
+            "{said}"
+        );
     }
 }

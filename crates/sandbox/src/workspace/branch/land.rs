@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Uid};
@@ -40,6 +41,11 @@ pub enum LandError {
     /// A working tree checked it out since the caller looked.
     #[error("a working tree has checked out the branch {0} meanwhile")]
     CheckedOut(String),
+    /// A file that says what a working tree does cannot be read.
+    #[error(
+        "it is not known whether a working tree has the branch: {0}; put a plain file of git in its place, or remove it"
+    )]
+    UsersUnknown(TreeError),
     /// The unpacked pack is too large.
     #[error("the pack is larger than {} MiB", limits::BUNDLE_BYTES >> 19)]
     PackTooLarge,
@@ -115,7 +121,7 @@ pub fn move_branch(
         }
     };
     let done = (|| {
-        if !find_users(git_dir, branch).is_subset(users) {
+        if !find_users(git_dir, branch)?.is_subset(users) {
             return Err(LandError::CheckedOut(branch.to_owned()));
         }
         keep_mode(&dir, name, &file).map_err(|errno| failed(errno.into()))?;
@@ -141,42 +147,106 @@ pub fn move_branch(
     done
 }
 
+/// The most working trees of a repository that are looked at.
+const WORKING_TREES: usize = 10_000;
+
+/// The files in which git keeps what a working tree does with a branch.
+const STATES: [&str; 4] = [
+    "HEAD",
+    "rebase-merge/head-name",
+    "rebase-apply/head-name",
+    "BISECT_START",
+];
+
+/// The bytes of such a file that are read: a branch's name is shorter.
+const STATE_BYTES: u64 = 4096;
+
 /// The state files of the repository and of its working trees that name the branch: it is checked out, or being
 /// rebased or bisected. That of a bare repository names its default branch, too.
-#[must_use]
-pub fn find_users(git_dir: &Root, branch: &str) -> BTreeSet<String> {
-    const STATES: [&str; 4] = [
-        "HEAD",
-        "rebase-merge/head-name",
-        "rebase-apply/head-name",
-        "BISECT_START",
-    ];
-    let full = format!("refs/heads/{branch}");
-    let mut places = vec![String::new()];
-    let listed = open_below(git_dir, &["worktrees"], false)
-        .ok()
-        .and_then(|dir| rustix::fs::openat(&dir, ".", DIRECTORY, Mode::empty()).ok())
-        .and_then(|dir| rustix::fs::Dir::read_from(dir).ok());
-    for entry in listed.into_iter().flatten().flatten() {
-        if let Ok(name) = entry.file_name().to_str()
-            && !matches!(name, "." | "..")
-        {
-            places.push(format!("worktrees/{name}/"));
+///
+/// Whoever can write the repository chose what is there, so no link is followed and no pipe waited for.
+///
+/// # Errors
+/// [`LandError::UsersUnknown`]: what cannot be read could name the branch.
+pub fn find_users(git_dir: &Root, branch: &str) -> Result<BTreeSet<String>, LandError> {
+    let mut users = BTreeSet::new();
+    let dir = open_below(git_dir, &[], false).map_err(LandError::UsersUnknown)?;
+    add_users(&dir, "", branch, &mut users)?;
+    let trees = match open_below(git_dir, &["worktrees"], false) {
+        Ok(trees) => trees,
+        Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(users),
+        Err(error) => return Err(LandError::UsersUnknown(error)),
+    };
+    let failed = |errno: Errno| LandError::UsersUnknown(TreeError::at("list", b"worktrees", errno));
+    let whole = rustix::fs::openat(&trees, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
+    let mut count = 0;
+    for entry in rustix::fs::Dir::read_from(whole).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        count += 1;
+        if count > WORKING_TREES {
+            return Err(failed(Errno::TOOBIG));
+        }
+        let place = format!("worktrees/{}/", name.to_string_lossy());
+        match rustix::fs::openat(&trees, name, PLACE, Mode::empty()) {
+            Ok(dir) => add_users(&dir, &place, branch, &mut users)?,
+            // Removed meanwhile.
+            Err(Errno::NOENT) => {}
+            Err(errno) => {
+                let error = TreeError::at("open", place.as_bytes(), errno);
+                return Err(LandError::UsersUnknown(error));
+            }
         }
     }
-    let states = places
-        .iter()
-        .flat_map(|place| STATES.map(|state| format!("{place}{state}")));
-    let names_it = |path: &String| {
-        let file = std::fs::File::open(git_dir.path().join(path));
-        let text = file.and_then(|file| io::read_to_string(io::Read::take(file, 4096)));
-        text.is_ok_and(|text| {
-            let named = text.trim_end();
-            named.strip_prefix("ref: ").unwrap_or(named) == full || named == branch
-        })
-    };
-    states.filter(names_it).collect()
+    Ok(users)
 }
+
+/// Adds the state files of one working tree that name the branch.
+fn add_users(
+    dir: &OwnedFd,
+    place: &str,
+    branch: &str,
+    users: &mut BTreeSet<String>,
+) -> Result<(), LandError> {
+    let full = format!("refs/heads/{branch}");
+    for state in STATES {
+        let path = format!("{place}{state}");
+        let text = read_state(dir, state).map_err(|error| {
+            LandError::UsersUnknown(TreeError::at("read", path.as_bytes(), error))
+        })?;
+        // Git takes any space before and after the name.
+        let named = text.strip_prefix(b"ref:").unwrap_or(&text).trim_ascii();
+        if named == full.as_bytes() || named == branch.as_bytes() {
+            users.insert(path);
+        }
+    }
+    Ok(())
+}
+
+/// A state file; empty if there is none.
+fn read_state(dir: &OwnedFd, state: &str) -> io::Result<Vec<u8>> {
+    use std::io::Read as _;
+    let (below, name) = state.rsplit_once('/').unwrap_or((".", state));
+    let opened = rustix::fs::openat(dir, below, PLACE, Mode::empty())
+        .map_err(io::Error::from)
+        .and_then(|dir| open_regular(&dir, name).map_err(|error| error.source));
+    let mut text = Vec::new();
+    match opened {
+        Ok(file) => file.take(STATE_BYTES).read_to_end(&mut text)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+        Err(error) => return Err(error),
+    };
+    Ok(text)
+}
+
+/// A directory that is no link, to open what is in it.
+const PLACE: OFlags = OFlags::PATH
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
 
 const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
@@ -281,7 +351,7 @@ fn log_move(git_dir: &Root, branch: &str, (old, new): (&ObjectId, &ObjectId)) {
 
 /// Opens a path below the repository, one name at a time; creates missing directories if allowed.
 fn open_below(root: &Root, names: &[&str], may_make: bool) -> Result<OwnedFd, TreeError> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = PLACE;
     let mut here = rustix::fs::openat(root, ".", flags, Mode::empty())
         .map_err(|errno| TreeError::at("open", b".git", errno))?;
     for name in names {
@@ -291,11 +361,17 @@ fn open_below(root: &Root, names: &[&str], may_make: bool) -> Result<OwnedFd, Tr
                 let like = meta_of(&here)
                     .map_err(|error| TreeError::at("examine", name.as_bytes(), error))?;
                 let mode = Mode::from_raw_mode(u32::from(like.mode & 0o2777));
-                rustix::fs::mkdirat(&here, *name, mode).map_err(failed)?;
-                let made =
-                    rustix::fs::openat(&here, *name, flags, Mode::empty()).map_err(failed)?;
-                set_owner(&made, like.uid, like.gid).map_err(failed)?;
-                made
+                let is_made = match rustix::fs::mkdirat(&here, *name, mode) {
+                    Ok(()) => true,
+                    // Another branch of the same run came first.
+                    Err(Errno::EXIST) => false,
+                    Err(errno) => return Err(failed(errno)),
+                };
+                let dir = rustix::fs::openat(&here, *name, flags, Mode::empty()).map_err(failed)?;
+                if is_made {
+                    set_owner(&dir, like.uid, like.gid).map_err(failed)?;
+                }
+                dir
             }
             opened => opened.map_err(failed)?,
         };
@@ -337,11 +413,16 @@ fn create_owned_file(dir: &OwnedFd, name: &str, mode: u32) -> Result<File, Errno
     Ok(File::from(file))
 }
 
+/// Copies of packs that this process began.
+static COPIES: AtomicU64 = AtomicU64::new(0);
+
 fn copy_pack_file(packs: &OwnedFd, from: &Root, name: &str) -> Result<(), LandError> {
     let failed = |error: io::Error| TreeError::at("write", name.as_bytes(), error);
     let source = open_regular(from, name)?;
-    // git removes files with this prefix as its own leftovers, if this process is killed.
-    let part = format!("tmp_marshal_{name}");
+    // git removes files with this prefix as its own leftovers, if this process is killed. Two sessions
+    // with the same work have the same pack, so the rest of the name is that of this copy.
+    let copy = COPIES.fetch_add(1, Ordering::Relaxed);
+    let part = format!("tmp_marshal_{}-{copy}_{name}", std::process::id());
     let _ = rustix::fs::unlinkat(packs, &*part, AtFlags::empty());
     let mut target =
         create_owned_file(packs, &part, 0o444).map_err(|errno| failed(errno.into()))?;
@@ -364,7 +445,11 @@ fn copy_pack_file(packs: &OwnedFd, from: &Root, name: &str) -> Result<(), LandEr
     done
 }
 
-fn make_branch(git_dir: &Root, branch: &str, tip: &ObjectId) -> Result<(), LandError> {
+/// Creates a branch that does not exist yet.
+///
+/// # Errors
+/// [`LandError`]
+pub fn make_branch(git_dir: &Root, branch: &str, tip: &ObjectId) -> Result<(), LandError> {
     use std::io::Write as _;
     let (dir, name) = open_dir_of(git_dir, &["refs", "heads"], branch, true)?;
     let failed = |error: io::Error| TreeError::at("create the branch", branch.as_bytes(), error);
@@ -433,7 +518,7 @@ mod tests {
         assert!(matches!(again, Err(LandError::Moved(_))));
         assert!(!at("git/refs/heads/marshal/s.lock").exists());
         let locked = move_branch(&git, "marshal/t", &none, (&id, &next));
-        assert!(matches!(locked, Err(LandError::Moved(_))));
+        assert!(matches!(locked, Err(LandError::Locked(_))));
         assert!(at("git/refs/heads/marshal/t.lock").exists());
         // A branch that only packed-refs has, and its reflog.
         let packed = format!(
@@ -460,7 +545,9 @@ mod tests {
         std::fs::write(at("git/worktrees/w/HEAD"), "ref: refs/heads/p/q\n").unwrap();
         let used = move_branch(&git, "p/q", &none, (&next, &id));
         assert!(matches!(used, Err(LandError::CheckedOut(_))));
-        move_branch(&git, "p/q", &find_users(&git, "p/q"), (&next, &id)).unwrap();
+        let users = find_users(&git, "p/q").unwrap();
+        assert!(users.contains("worktrees/w/HEAD"));
+        move_branch(&git, "p/q", &users, (&next, &id)).unwrap();
         // A link in the repository's place of branches leads nowhere.
         std::fs::remove_dir_all(at("git/refs/heads")).unwrap();
         std::fs::create_dir(at("elsewhere")).unwrap();
@@ -471,5 +558,46 @@ mod tests {
         std::fs::remove_file(at(&format!("out/pack-{id}.idx"))).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", at(&format!("out/pack-{id}.idx"))).unwrap();
         assert!(land("marshal/v").is_err());
+    }
+
+    #[test]
+    fn what_may_name_the_branch_and_cannot_be_read_is_in_use() {
+        let dir = scratch();
+        let at = |name: &str| dir.path().join(name);
+        for path in ["git/refs/heads", "git/rebase-merge", "git/worktrees/w"] {
+            std::fs::create_dir_all(at(path)).unwrap();
+        }
+        let id = ObjectId::new(&"a".repeat(40)).unwrap();
+        let next = ObjectId::new(&"b".repeat(40)).unwrap();
+        std::fs::write(at("git/refs/heads/b"), format!("{id}\n")).unwrap();
+        let git = Root::open(&at("git")).unwrap();
+        let users = || find_users(&git, "b");
+        // A name in another encoding is no error, and git takes space around a name.
+        std::fs::write(at("git/HEAD"), b"ref: refs/heads/\xe4\n").unwrap();
+        assert!(users().unwrap().is_empty());
+        std::fs::write(at("git/HEAD"), "ref:\trefs/heads/b \n\n").unwrap();
+        assert!(users().unwrap().contains("HEAD"));
+        std::fs::write(at("git/HEAD"), "ref: refs/heads/main\n").unwrap();
+        let is_refused = |what: &str| {
+            let said = users().expect_err(what).to_string();
+            assert!(said.contains(what), "{said}");
+            let moved = move_branch(&git, "b", &BTreeSet::new(), (&id, &next));
+            assert!(matches!(moved, Err(LandError::UsersUnknown(_))), "{what}");
+        };
+        // A pipe would wait for ever, and a link could lead to another file.
+        let pipe = at("git/rebase-merge/head-name");
+        let fifo = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, fifo, Mode::RUSR, 0).unwrap();
+        is_refused("rebase-merge/head-name");
+        std::fs::remove_file(pipe).unwrap();
+        std::fs::write(at("elsewhere"), "ref: refs/heads/main\n").unwrap();
+        std::os::unix::fs::symlink(at("elsewhere"), at("git/worktrees/w/HEAD")).unwrap();
+        is_refused("worktrees/w/HEAD");
+        std::fs::remove_file(at("git/worktrees/w/HEAD")).unwrap();
+        std::os::unix::fs::symlink(at("git/worktrees/w"), at("git/worktrees/v")).unwrap();
+        is_refused("worktrees/v");
+        std::fs::remove_file(at("git/worktrees/v")).unwrap();
+        assert!(users().unwrap().is_empty());
+        move_branch(&git, "b", &BTreeSet::new(), (&id, &next)).unwrap();
     }
 }

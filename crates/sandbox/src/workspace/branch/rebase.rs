@@ -6,7 +6,8 @@
 //! Must not run anything.
 
 use super::bundle_header::{BundleHeader, ObjectId};
-use super::git::script;
+use super::changes::{self, Change, LIST_CHANGES};
+use super::git::{Author, COUNT, LineCounts, script, with_author};
 use super::{BUNDLE_INSIDE, BranchError, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
 use marshal_model::limits;
@@ -15,7 +16,10 @@ use marshal_model::limits;
 pub const REBASED_PACK: &str = "out/pack";
 
 /// Maximum bytes of a branch's name.
-const BRANCH_BYTES: usize = 200;
+const BRANCH_BYTES: usize = 400;
+
+/// Maximum bytes of a part of a branch's name: with `.lock` it is the name of a file.
+const PART_BYTES: usize = 250;
 
 /// Puts the session's commits onto the branch in the current directory, which is empty.
 ///
@@ -98,10 +102,8 @@ rm .git/objects/info/alternates
 git index-pack --stdin --strict < ../land.pack > ../said
 git rev-list --objects --quiet "$new" --not "$target"
 read -r word pack < ../said
-echo "ready $target $new $pack"
-git diff-tree -r -z --name-only --no-renames --ignore-submodules=none "$target" "$new"
-git rev-list "$new" --not "$target" > ../commits
-git diff-tree -c -r -z --name-only --no-renames --ignore-submodules=none --no-commit-id --root --stdin < ../commits
+echo "ready $target $new $pack $(count "$target" "$new")"
+list_changes "$target" "$new" ..
 "#;
 
 /// Whether a text is the name of a branch that git accepts, and nothing that git could read
@@ -114,6 +116,7 @@ pub fn is_branch_name(name: &str) -> bool {
             && !part.ends_with('.')
             && !part.to_ascii_lowercase().ends_with(".lock")
             && !part.contains("..")
+            && part.len() <= PART_BYTES
     };
     let is_byte = |byte: u8| {
         byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'/' | b'+' | b'#')
@@ -133,6 +136,7 @@ pub fn rebase(
     base: &ObjectId,
     onto: &str,
     before: Option<&ObjectId>,
+    author: Option<Author<'_>>,
 ) -> GitCommand {
     let (from, most) = (
         (head.pack_offset + 1).to_string(),
@@ -149,7 +153,22 @@ pub fn rebase(
         onto,
         before.map_or("", ObjectId::as_str),
     ];
-    script(REBASE, &words)
+    with_author(
+        script(&format!("{COUNT}{LIST_CHANGES}{REBASE}"), &words),
+        author,
+    )
+}
+
+/// Paths that are separated by NUL; bytes that are not UTF-8 are replaced.
+fn parse_paths(text: &[u8]) -> Vec<String> {
+    let paths = text.split(|byte| *byte == 0);
+    let mut paths: Vec<String> = paths
+        .filter(|path| !path.is_empty())
+        .map(|path| String::from_utf8_lossy(path).into_owned())
+        .collect();
+    paths.sort_unstable();
+    paths.dedup();
+    paths
 }
 
 /// What came of it.
@@ -161,10 +180,12 @@ pub enum RebaseOutcome {
         target: ObjectId,
         /// Its next commit.
         commit: ObjectId,
+        /// What changes there, if that could be counted.
+        lines: Option<LineCounts>,
         /// The name of the pack, without its extension.
         pack: String,
-        /// The paths that the commits change, sorted; bytes that are not UTF-8 are replaced.
-        paths: Vec<String>,
+        /// What the commits change, sorted by path.
+        changes: Vec<Change>,
     },
     /// An earlier attempt landed.
     Landed {
@@ -205,24 +226,16 @@ impl RebaseOutcome {
             .ok_or_else(bad)?;
         let (line, rest) = output.split_at(end);
         let line = std::str::from_utf8(line).map_err(|_| bad())?;
-        let paths = || {
-            let paths = rest[1..].split(|byte| *byte == 0);
-            let mut paths: Vec<String> = paths
-                .filter(|path| !path.is_empty())
-                .map(|path| String::from_utf8_lossy(path).into_owned())
-                .collect();
-            paths.sort_unstable();
-            paths.dedup();
-            paths
-        };
+        let paths = || parse_paths(&rest[1..]);
         let id = |text: &str| ObjectId::new(text).ok_or_else(bad);
         let words: Vec<&str> = line.split(' ').collect();
         Ok(match words[..] {
-            ["ready", target, commit, pack] => Self::Ready {
+            ["ready", target, commit, pack, ref counts @ ..] => Self::Ready {
                 target: id(target)?,
                 commit: id(commit)?,
+                lines: LineCounts::parse(counts)?,
                 pack: id(pack)?.to_string(),
-                paths: paths(),
+                changes: changes::parse(&rest[1..])?,
             },
             ["landed", _, commit] => Self::Landed {
                 commit: id(commit)?,
@@ -251,7 +264,7 @@ mod tests {
         for name in ["main", "release/1.0", "a-b_c", "land#1", "x+y"] {
             assert!(is_branch_name(name), "{name}");
         }
-        let long = "a".repeat(BRANCH_BYTES + 1);
+        let long = "a".repeat(PART_BYTES + 1);
         for name in [
             "", "-f", "HEAD", "a..b", "a/", "/a", "a//b", ".a", "a/.b", "a.", "a.lock", "a/b.LOCK",
             "a b", "a~1", "a^", "a:b", "a?", "a*", "a[", "a\\b", "a@{1}", "a\n", "ä", &long,
@@ -264,8 +277,14 @@ mod tests {
     fn answers_are_read_and_anything_else_is_refused() {
         let id = "0123456789012345678901234567890123456789";
         let read = |text: &str| RebaseOutcome::parse(text.as_bytes());
-        let ready = read(&format!("ready {id} {id} {id}\nb\0a\0b\0"));
-        assert!(matches!(ready, Ok(RebaseOutcome::Ready { paths, .. }) if paths == ["a", "b"]));
+        let change = |path: &str| format!(":100644 100644 {id} {id} M\0{path}\0");
+        let changes = [change("b"), change("a"), change("b")].concat();
+        let ready = read(&format!("ready {id} {id} {id} 2 3 0\n{changes}\0"));
+        let Ok(RebaseOutcome::Ready { changes, .. }) = ready else {
+            panic!("{ready:?}");
+        };
+        let paths: Vec<_> = changes.iter().map(|change| &*change.path).collect();
+        assert_eq!(paths, ["a", "b"]);
         let conflict = read(&format!("conflict {id} {id}\na\nb\0"));
         assert!(matches!(conflict, Ok(RebaseOutcome::Conflict { paths, .. }) if paths == ["a\nb"]));
         assert_eq!(read("busy\n").expect("read"), RebaseOutcome::CheckedOut);
@@ -274,7 +293,8 @@ mod tests {
             "busy",
             "ready\n",
             "nothing\n",
-            &format!("ready {id} {id} ../x\n"),
+            &format!("ready {id} {id} ../x 1 1 1\n"),
+            &format!("ready {id} {id} {id}\n"),
             &format!("landed {id} --all\n"),
             &format!("conflict {id}\n"),
         ] {

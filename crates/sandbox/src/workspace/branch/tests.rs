@@ -17,6 +17,7 @@ fn what_is_known_of_a_clone_is_read_again() {
         source: "/srv/project".into(),
         base: id('a'),
         at: String::new(),
+        branch: Some("marshal/r/t".to_owned()),
     };
     let further = CloneRecord {
         at: "third/lib".to_owned(),
@@ -36,10 +37,48 @@ fn what_is_known_of_a_clone_is_read_again() {
     assert_eq!(read_record(state.copies(), &of_lib).unwrap(), further);
     let all = [of_workspace.clone(), of_lib];
     assert_eq!(CloneId::all(state.copies(), &session), all);
-    for bad in ["", "{}", r#"{"v":2,"source":"/","base":"aa"}"#] {
+    let base = id('a');
+    let outside = format!(r#"{{"v":1,"source":"/","base":"{base}","branch":"marshal/../x"}}"#);
+    for bad in ["", "{}", r#"{"v":2,"source":"/","base":"aa"}"#, &outside] {
         let file = state.copies().path().join("s,branch");
         std::fs::write(file, bad).unwrap();
         assert!(read_record(state.copies(), &of_workspace).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn the_branch_of_a_task_is_one_that_git_takes_and_no_other_task_has() {
+    let branch =
+        |run: &str, task: &str| task_branch(&RunId::new(run).unwrap(), &TaskId::new(task).unwrap());
+    assert_eq!(branch("r1", "fix-1.2"), "marshal/r1/fix-1.2");
+    assert_eq!(branch("r1", "a..b."), "marshal/r1/a+2+b+1+");
+    assert_eq!(branch("r1", "a.LOCK"), "marshal/r1/a+1+LOCK");
+    assert_eq!(branch("r1", "a.lock.b"), "marshal/r1/a.lock.b");
+    let long = "a..".repeat(42);
+    let ids = [
+        "a", "a.", "a..", "a.b", "a..b", "a.lock", "a..lock", "lock", "a1", &long,
+    ];
+    let all: std::collections::BTreeSet<String> = ids.iter().map(|id| branch(id, id)).collect();
+    assert_eq!(all.len(), ids.len());
+    for id in ids {
+        let name = branch("r1", id);
+        assert!(rebase::is_branch_name(&name), "{name}");
+        let owner = BranchOwner::Task {
+            run: "r1".to_owned(),
+            task: id.to_owned(),
+        };
+        assert_eq!(branch_owner(&name), Some(owner), "{name}");
+    }
+    let session = BranchOwner::Session("s".to_owned());
+    assert_eq!(branch_owner("marshal/s"), Some(session));
+    for other in [
+        "main",
+        "marshal/a/b/c",
+        "marshal/r/a+x+",
+        "marshal/r/a+9",
+        "marshal/r/a+1+b",
+    ] {
+        assert_eq!(branch_owner(other), None, "{other}");
     }
 }
 
@@ -54,7 +93,14 @@ fn only_a_plain_file_that_is_a_bundle_is_kept() {
     let clone = CloneId::numbered(&SessionId::new("s").unwrap(), 2);
     let (part, path) = scratch_of(&state);
     let made = path.join(OUT_BUNDLE);
-    let keep = || store_bundle(&state, &clone, &part, &id('a'));
+    let record = CloneRecord {
+        v: 1,
+        source: "/srv/project".into(),
+        base: id('a'),
+        at: "lib".to_owned(),
+        branch: None,
+    };
+    let keep = || store_bundle(&state, &clone, &part, &record);
     assert!(keep().is_err(), "nothing was made");
     std::fs::write(&made, "no bundle").unwrap();
     assert!(matches!(
@@ -69,7 +115,7 @@ fn only_a_plain_file_that_is_a_bundle_is_kept() {
     let kept = keep().unwrap();
     assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
     assert_eq!(kept, bundle_path(state.copies(), &clone));
-    let head = stored_header(state.copies(), &clone, &id('a')).unwrap();
+    let head = stored_header(state.copies(), &clone, &record).unwrap();
     assert_eq!(head.tip, id('b'));
     // A link is none, and a fifo does not make anybody wait.
     std::fs::remove_file(&made).unwrap();

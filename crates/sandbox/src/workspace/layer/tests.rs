@@ -221,3 +221,64 @@ fn a_layer_goes_when_no_session_has_it_and_nobody_used_it_for_a_week() {
     assert_eq!(at(SweepTime::Start, week, &[]), 0);
     assert_eq!(fs::read_dir(state.layers().path()).unwrap().count(), 0);
 }
+
+#[test]
+fn while_all_are_too_large_the_unused_one_used_longest_ago_goes() {
+    let (_dir, state, clone) = state_and_clone();
+    let root = Root::open(&clone).unwrap();
+    let now = SystemTime::now();
+    let mut bytes = 0;
+    // The layer `a` was used before all others, but a session has it.
+    for (age, name) in [(4, "a"), (2, "b"), (3, "c"), (1, "d")] {
+        fs::create_dir(clone.join("built")).unwrap();
+        fs::write(clone.join("built/x"), [b'x'; 100_000]).unwrap();
+        let stored = store(
+            &state,
+            &key(name),
+            (&root, &list(&["built"])),
+            1 << 30,
+            &|_| false,
+        );
+        bytes = stored.unwrap().bytes;
+        if name == "a" {
+            attach(&state, &id("s"), &key(name), &root, None).unwrap();
+            fs::remove_dir(clone.join("built")).unwrap();
+        }
+        let manifest = state
+            .layers()
+            .path()
+            .join(key(name).as_str())
+            .join(MANIFEST);
+        let file = fs::File::options().write(true).open(manifest).unwrap();
+        file.set_modified(now - Duration::from_secs(age * 60))
+            .unwrap();
+    }
+    let names: Vec<String> = ["a", "b", "c", "d"].map(|name| key(name).0).into();
+    let homes = [cache::directory_name(&id("s"))];
+    let take = |max_bytes| {
+        let is_old = |_| false;
+        let unused = Unused {
+            is_old: &is_old,
+            max_bytes,
+        };
+        let of_all: Vec<String> = names
+            .iter()
+            .filter(|name| state.layers().path().join(name).exists())
+            .cloned()
+            .collect();
+        take_unused(&state, (&homes, &of_all), &unused, |name| {
+            format!("gone-{name}")
+        })
+        .unwrap()
+    };
+    let gone = |name: &str| format!("gone-{}", key(name).as_str());
+    assert_eq!(take(4 * bytes), [""; 0]);
+    assert_eq!(take(3 * bytes), [gone("c")]);
+    assert_eq!(take(0), [gone("b"), gone("d")], "a session has the other");
+    // One that is asked for by name goes only if no session has it.
+    assert!(super::super::sweep::discard_layer(&state, &key("a")).is_empty());
+    assert!(exists(&state, &key("a")));
+    fs::remove_dir_all(state.homes().path().join(&homes[0])).unwrap();
+    assert!(super::super::sweep::discard_layer(&state, &key("a")).is_empty());
+    assert!(!exists(&state, &key("a")));
+}

@@ -12,7 +12,8 @@ use super::{
     PrepareError, PrepareRequest, PreparedSession, SessionDirs, WORKSPACE_INSIDE, blocking,
     host_tree, owner,
 };
-use crate::fleet_event::RepoBundle;
+use crate::fleet_event::{RepoBundle, TaskBranch};
+use crate::session::workspace::branch_import::import_branch;
 use crate::session::workspace::git_listing;
 use crate::setup::{PoolShared, Shared};
 use marshal_config::WorkspaceMode;
@@ -21,7 +22,9 @@ use marshal_model::limits::{
     BUNDLE_BYTES, COPY_FILES, GIT_LIST_BYTES, GIT_OUTPUT_BYTES, GIT_TREE_TIMEOUT,
 };
 use marshal_model::{ExitStatus, SessionId, SlotId, untrusted};
-use marshal_sandbox::workspace::branch::git::{self, BundleOutcome, EXIT_NO_COMMIT, SourceHead};
+use marshal_sandbox::workspace::branch::git::{
+    self, BundleOutcome, EXIT_NO_COMMIT, Inputs, LeftOut, LineCounts, SourceHead,
+};
 use marshal_sandbox::workspace::branch::{
     self, BranchError, CloneId, CloneRecord, Repository, SOURCE_INSIDE, clone,
 };
@@ -219,6 +222,7 @@ impl CloneMaker<'_> {
             source: path.to_owned(),
             base: source_head.head,
             at: at.to_owned(),
+            branch: order.branch.clone(),
         };
         let what = if id.is_workspace() {
             order.session.to_string()
@@ -233,8 +237,9 @@ impl CloneMaker<'_> {
             .await?
             .map_err(|error| bad(error.into()))?
         };
+        let own = (&id, &*record.branch_of(&order.session));
         let GitCommand { argv, env } =
-            clone::clone(&repository, &record.base, &id, &hidden_paths(pool)?);
+            clone::clone(&repository, &record.base, own, &hidden_paths(pool)?);
         made.push((part.clone(), id, record.clone()));
         let git_sandbox = GitSandbox {
             beside,
@@ -452,16 +457,20 @@ pub(crate) struct ReturnedBranches {
     pub(crate) bundle: Option<PathBuf>,
     /// The bundles of the further repositories.
     pub(crate) repos: Vec<RepoBundle>,
+    /// The branch, which has the same name in all of them: their lines together, and whether it is in each
+    /// repository.
+    pub(crate) branch: Option<TaskBranch>,
     /// A remark for the result.
     pub(crate) remark: Option<String>,
 }
 
 /// Brings a session's branches back, if it has clones. Uncommitted changes of the agent become the last
-/// commit of each.
+/// commit of each. `is_result`: its task is done with them.
 pub(crate) fn return_branches(
     prepared: Option<&PreparedSession>,
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
+    is_result: bool,
 ) -> Option<impl Future<Output = ReturnedBranches> + Send + use<>> {
     let prepared = prepared?;
     if prepared.dirs.clones.is_empty() {
@@ -472,7 +481,7 @@ pub(crate) fn return_branches(
     Some(async move {
         let mut all = ReturnedBranches::default();
         for (id, record) in &space.clones {
-            let made = match bundle(&shared, &pool, &space, id, record).await {
+            let made = match bundle(&shared, &pool, &space, (id, record), is_result).await {
                 Ok(made) => made,
                 Err(error) => {
                     let session = &id.session;
@@ -480,7 +489,7 @@ pub(crate) fn return_branches(
                     let clone = space.workspace.join(&record.at);
                     let clone = clone.display();
                     MadeBundle {
-                        path: None,
+                        branch: None,
                         remark: Some(format!(
                             "its branch could not be bundled ({error}); its clone is at {clone}"
                         )),
@@ -495,7 +504,14 @@ pub(crate) fn return_branches(
 
 impl ReturnedBranches {
     fn add(&mut self, record: &CloneRecord, made: MadeBundle) {
-        if let Some(path) = made.path {
+        if let Some((path, branch)) = made.branch {
+            let before = self.branch.take();
+            let all_lines = before.as_ref().map(|before| before.lines);
+            self.branch = Some(TaskBranch {
+                lines: LineCounts::sum(all_lines.into_iter().chain([branch.lines])),
+                in_repository: branch.in_repository && before.is_none_or(|all| all.in_repository),
+                name: branch.name,
+            });
             self.bundle.get_or_insert_with(|| path.clone());
             if !record.at.is_empty() {
                 let at = record.at.clone();
@@ -521,16 +537,44 @@ pub(crate) async fn recover_branches(
     pool: &Arc<PoolShared>,
     slot: SlotId,
     session: &SessionId,
+    is_result: bool,
 ) -> Result<ReturnedBranches, PrepareError> {
     let clone = copy::path(&shared.state, session);
     let mut space = SessionDirs::for_git(slot, clone);
     attach(shared, session, &mut space).await?;
     let mut all = ReturnedBranches::default();
     for (id, record) in &space.clones {
-        let made = bundle(shared, pool, &space, id, record).await?;
+        let made = bundle(shared, pool, &space, (id, record), is_result).await?;
         all.add(record, made);
     }
     Ok(all)
+}
+
+/// Brings the branch of a task into its repository, where the pool is configured so. A failure does not
+/// cost the result: it is in the bundle.
+async fn import(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    slot: &SlotId,
+    (id, record): (&CloneId, &CloneRecord),
+    mut made: MadeBundle,
+) -> MadeBundle {
+    let is_wanted = pool.config.workspace.branches && record.branch.is_some();
+    let Some((_, branch)) = made.branch.as_mut().filter(|_| is_wanted) else {
+        return made;
+    };
+    match Box::pin(import_branch(shared, pool, slot, (id, record))).await {
+        Ok(()) => branch.in_repository = true,
+        Err(error) => {
+            let session = &id.session;
+            tracing::warn!(%session, at = record.at, %error, "the branch of a task is not in its repository");
+            let name = &branch.name;
+            let remark = format!("its branch {name} is not in the repository: {error}");
+            let remarks = made.remark.take().into_iter().chain([remark]);
+            made.remark = Some(remarks.collect::<Vec<_>>().join("; "));
+        }
+    }
+    made
 }
 
 /// The mounts beside a clone that git needs. What a layer or a further directory shows in it is no part of
@@ -585,21 +629,22 @@ pub(super) async fn list_untracked(
     FileList::parse(&output.stdout, COPY_FILES).map_err(|error| unreadable(error.to_string()))
 }
 
-/// Names the objects that the base of a clone has at these paths.
+/// What the base of a clone has at these paths, and which base of the pool it is of.
 pub(super) async fn identify_inputs(
     shared: &Shared,
     pool: &PoolShared,
     space: &SessionDirs,
     record: &CloneRecord,
     paths: &[String],
-) -> Result<Vec<u8>, PrepareError> {
+) -> Result<Inputs, PrepareError> {
     let source = &record.source;
     let repository = Repository::find(source).map_err(|error| PrepareError::Branch {
         path: source.clone(),
         source: error,
     })?;
     let common = host_tree(&repository.common, false)?;
-    let GitCommand { argv, env } = git::inputs(&record.base, paths);
+    let pool_base = pool.config.workspace.base.as_deref();
+    let GitCommand { argv, env } = git::inputs(&repository, &record.base, pool_base, paths);
     let git_sandbox = GitSandbox {
         beside: ExtraMounts {
             trees: vec![(common, SOURCE_INSIDE.to_owned())],
@@ -614,13 +659,16 @@ pub(super) async fn identify_inputs(
         source,
     };
     let output = step.run(source, argv, git_sandbox, GIT_OUTPUT_BYTES);
-    Ok(output.await?.stdout)
+    Inputs::parse(&output.await?.stdout).map_err(|error| PrepareError::Branch {
+        path: source.clone(),
+        source: error,
+    })
 }
 
 /// What became of one clone.
 struct MadeBundle {
-    /// The bundle on the host; `None` if there is nothing in it.
-    path: Option<PathBuf>,
+    /// The bundle on the host, and the branch in it; `None` if there is nothing in it.
+    branch: Option<(PathBuf, TaskBranch)>,
     remark: Option<String>,
 }
 
@@ -628,8 +676,8 @@ async fn bundle(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
     space: &SessionDirs,
-    id: &CloneId,
-    record: &CloneRecord,
+    (id, record): (&CloneId, &CloneRecord),
+    is_result: bool,
 ) -> Result<MadeBundle, PrepareError> {
     let clone = space.workspace.join(&record.at);
     let bad = |error: BranchError| PrepareError::Branch {
@@ -642,7 +690,13 @@ async fn bundle(
         branch::create_scratch(of.state.copies(), &what, owner)
     });
     let (part, home) = scratch.await?.map_err(|error| bad(error.into()))?;
-    let GitCommand { argv, env } = git::bundle(&record.base, id, &hidden_paths(pool)?);
+    let author = pool.config.workspace.author.as_ref();
+    let GitCommand { argv, env } = git::bundle(
+        &record.base,
+        (id, &record.branch_of(&id.session)),
+        &hidden_paths(pool)?,
+        author.map(|author| (&*author.name, &*author.mail)),
+    );
     let git_sandbox = GitSandbox {
         home: Some(home),
         beside: objects_alone(space),
@@ -655,7 +709,7 @@ async fn bundle(
         source: &clone,
     };
     let output = step.run(&clone, argv, git_sandbox, GIT_OUTPUT_BYTES).await;
-    let (of, id, base) = (Arc::clone(shared), id.clone(), record.base.clone());
+    let (of, of_clone) = (Arc::clone(shared), (id.clone(), record.clone()));
     let place = clone.clone();
     let made = blocking(&shared.ambient, move || {
         let bad = |source: BranchError| PrepareError::Branch {
@@ -663,25 +717,40 @@ async fn bundle(
             source,
         };
         let made = output.and_then(|output| {
-            let remark = |is_partial: bool| {
-                is_partial.then(|| {
-                    "some changed files could not be read and are missing from its branch"
-                        .to_owned()
-                })
+            let (id, record) = &of_clone;
+            let (branch, left_out) = match BundleOutcome::parse(&output.stdout).map_err(bad)? {
+                BundleOutcome::Nothing { left_out } => (None, left_out),
+                BundleOutcome::Made { left_out, lines } => {
+                    let path = branch::store_bundle(&of.state, id, &part, record).map_err(bad)?;
+                    let branch = TaskBranch {
+                        name: record.branch_of(&id.session),
+                        lines,
+                        in_repository: false,
+                    };
+                    (Some((path, branch)), left_out)
+                }
             };
-            match BundleOutcome::parse(&output.stdout).map_err(bad)? {
-                BundleOutcome::Nothing => Ok(MadeBundle {
-                    path: None,
-                    remark: None,
-                }),
-                BundleOutcome::Made { is_partial } => Ok(MadeBundle {
-                    path: Some(branch::store_bundle(&of.state, &id, &part, &base).map_err(bad)?),
-                    remark: remark(is_partial),
-                }),
-            }
+            let remark = left_out.map(describe_left_out);
+            Ok(MadeBundle { branch, remark })
         });
         branch::remove_scratch(of.state.copies(), &part);
         made
     });
-    made.await?
+    let made = made.await??;
+    if !is_result {
+        return Ok(made);
+    }
+    Ok(import(shared, pool, &space.slot, (id, record), made).await)
+}
+
+fn describe_left_out(what: LeftOut) -> String {
+    let text = match what {
+        LeftOut::Unreadable => {
+            "some changed files could not be read and are missing from its branch"
+        }
+        LeftOut::Unfinished => {
+            "a rebase or a merge was left unfinished: its branch has what was committed before, and nothing of the working tree"
+        }
+    };
+    text.to_owned()
 }

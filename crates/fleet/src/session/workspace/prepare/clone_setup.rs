@@ -2,8 +2,8 @@
 //!
 //! The command runs once for each layer, in a fresh clone of a commit, in a session of its own: it sees
 //! no file of the host's user, no secret, and no tree that an agent had. A layer that several commits
-//! share by the same inputs is for all only if the pool's own base made it: a branch with the work of
-//! agents could make another result of the same inputs. Must not know how layers are stored or mounted.
+//! share by the same inputs is for those that begin from the same branch: one with the work of agents
+//! could make another result of the same inputs. Must not know how layers are stored or mounted.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -26,15 +26,18 @@ use marshal_model::limits::{
     SETUP_FAILURE_RETENTION, SETUP_FAILURES, SETUP_MEASURE_INTERVAL, SETUP_OUTPUT_BYTES,
 };
 use marshal_model::untrusted::escape_for_display;
-use marshal_model::{ExitStatus, SlotId};
+use marshal_model::{ExitStatus, SessionId, SlotId};
 use marshal_policy::{guard, outside};
 use marshal_sandbox::ExtraMounts;
 use marshal_sandbox::workspace::branch::CloneRecord;
+use marshal_sandbox::workspace::branch::git::Inputs;
 use marshal_sandbox::workspace::layer::{self, LayerError, LayerKey};
 use marshal_sandbox::workspace::overlay::MergedView;
 use marshal_sandbox::workspace::tree::IncompleteReason;
-use marshal_sandbox::workspace::{Owner, Root, TreeError, TreeResolver, cache, measure};
+use marshal_sandbox::workspace::{Owner, Root, TreeError, TreeResolver, cache, measure, sweep};
 
+/// How often a layer is looked for that is removed before the session has it.
+const LAYER_ATTEMPTS: u32 = 3;
 /// The last lines of a failed setup's output that its error has.
 const LINES: usize = 8;
 /// Columns of each of them.
@@ -79,39 +82,25 @@ pub(crate) async fn mount_layer(
     let Some(record) = record.filter(|_| !order.is_setup) else {
         return Ok(());
     };
-    let (fleet, session) = (Arc::clone(shared), order.session.clone());
-    let before = blocking(&shared.ambient, move || {
-        layer::of_session(&fleet.state, &session)
-    });
-    let key = match before.await? {
-        Ok(Some(key)) => key,
-        // The session worked without one: it began before the pool had a setup.
-        Ok(None) if order.copy == super::HasCopy::Yes => return Ok(()),
-        Ok(None) => {
-            let build = LayerBuild {
-                shared,
-                pool,
-                setup,
-                record: &record,
-                slot: &order.slot,
-                cancelled: &order.cancelled,
-            };
-            let origin = match (&order.lands_on, &order.base) {
-                (Some(branch), _) => BaseOrigin::Candidate(branch),
-                (None, Some(branch)) => BaseOrigin::Branch(branch),
-                (None, None) => BaseOrigin::Pool,
-            };
-            build.find_or_build(origin, space).await?
+    // A sweep may remove an unused layer just before the session has it.
+    let mut attempts = 0;
+    let mounts = loop {
+        attempts += 1;
+        let Some(key) = find_layer(shared, pool, (order, setup, &record), space).await? else {
+            return Ok(());
+        };
+        let (fleet, session) = (Arc::clone(shared), order.session.clone());
+        let workspace = space.workspace.clone();
+        let mounts = blocking(&shared.ambient, move || {
+            let clone = Root::open_resolved(&workspace)?;
+            layer::attach(&fleet.state, &session, &key, &clone, owner)
+        });
+        match mounts.await? {
+            Ok(mounts) => break mounts,
+            Err(LayerError::Gone(_)) if attempts < LAYER_ATTEMPTS => {}
+            Err(error) => return Err(unusable(space, error)),
         }
-        Err(error) => return Err(unusable(space, error)),
     };
-    let (fleet, session) = (Arc::clone(shared), order.session.clone());
-    let workspace = space.workspace.clone();
-    let mounts = blocking(&shared.ambient, move || {
-        let clone = Root::open_resolved(&workspace)?;
-        layer::attach(&fleet.state, &session, &key, &clone, owner)
-    });
-    let mounts = mounts.await?.map_err(|error| unusable(space, error))?;
     for mount in mounts {
         let lower = host_tree(&mount.lower, false)?;
         let owner = host_tree(&mount.changes, true)?.owner;
@@ -122,6 +111,42 @@ pub(crate) async fn mount_layer(
         space.layer.push(mount);
     }
     Ok(())
+}
+
+/// The layer of a session; `None` if it works without one.
+async fn find_layer(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    (order, setup, record): (&PrepareRequest, &WorkspaceSetup, &CloneRecord),
+    space: &SessionDirs,
+) -> Result<Option<LayerKey>, PrepareError> {
+    let (fleet, session) = (Arc::clone(shared), order.session.clone());
+    let before = blocking(&shared.ambient, move || {
+        layer::of_session(&fleet.state, &session)
+    });
+    match before.await? {
+        Ok(Some(key)) => Ok(Some(key)),
+        // The session worked without one: it began before the pool had a setup.
+        Ok(None) if order.copy == super::HasCopy::Yes => Ok(None),
+        Ok(None) => {
+            let build = LayerBuild {
+                shared,
+                pool,
+                setup,
+                record,
+                slot: &order.slot,
+                session: &order.session,
+                cancelled: &order.cancelled,
+            };
+            let origin = match (&order.lands_on, &order.base) {
+                (Some(branch), _) => BaseOrigin::Candidate(branch),
+                (None, Some(branch)) => BaseOrigin::Branch(branch),
+                (None, None) => BaseOrigin::Pool,
+            };
+            build.find_or_build(origin, space).await.map(Some)
+        }
+        Err(error) => Err(unusable(space, error)),
+    }
 }
 
 fn unusable(space: &SessionDirs, source: LayerError) -> PrepareError {
@@ -165,14 +190,14 @@ pub(super) fn add_links(
 }
 
 /// Where the base of a clone comes from. It decides for whom its layer is, if several commits have the
-/// same inputs: what agents wrote may be on a branch that they land on.
+/// same inputs: what agents wrote may be on a branch that they land on, and a pool can begin from that one.
 #[derive(Debug, Clone, Copy)]
 enum BaseOrigin<'b> {
-    /// The pool's own base: for all.
+    /// The pool's own base: for all that begin from the same branch.
     Pool,
     /// The branch that a task names: for those that start from it.
     Branch(&'b str),
-    /// A commit that may land on this branch: only for itself.
+    /// A commit that may land on this branch: only for its check.
     Candidate(&'b str),
 }
 
@@ -184,6 +209,8 @@ struct LayerBuild<'b> {
     /// The clone that the layer is for.
     record: &'b CloneRecord,
     slot: &'b SlotId,
+    /// The session that the layer is for.
+    session: &'b SessionId,
     cancelled: &'b CancellationToken,
 }
 
@@ -195,22 +222,28 @@ impl LayerBuild<'_> {
     ) -> Result<LayerKey, PrepareError> {
         let mut key = self.key(&format!("commit {}", self.record.base));
         if let Some(inputs) = self.identify_inputs(space).await? {
-            let of_pool = self.key(&format!("inputs {inputs}"));
-            let of_branch = |name: &str| self.key(&format!("inputs of {name} {inputs}"));
+            let of = |name: &str| self.key(&format!("inputs of {name} {}", inputs.objects));
+            let of_pool = inputs.pool_base.as_deref().map(of);
             let of_branch = match origin {
                 BaseOrigin::Pool => None,
-                BaseOrigin::Branch(name) | BaseOrigin::Candidate(name) => Some(of_branch(name)),
+                BaseOrigin::Branch(name) | BaseOrigin::Candidate(name) => Some(of(name)),
             };
-            for made in std::iter::once(&of_pool).chain(&of_branch) {
+            for made in of_branch.iter().chain(&of_pool) {
                 if layer::exists(&self.shared.state, made) {
                     return Ok(made.clone());
                 }
             }
-            key = match origin {
-                BaseOrigin::Pool => of_pool,
-                BaseOrigin::Branch(_) => of_branch.unwrap_or(key),
-                BaseOrigin::Candidate(_) => key,
-            };
+            match origin {
+                BaseOrigin::Pool if inputs.is_of_pool_base => key = of_pool.unwrap_or(key),
+                // Another branch was checked out since the clone was made, or none is.
+                BaseOrigin::Pool => {}
+                BaseOrigin::Branch(_) => key = of_branch.unwrap_or(key),
+                // Once it is on its branch, that branch is asked for, and no layer of a commit.
+                BaseOrigin::Candidate(_) => {
+                    let clones = &self.shared.program_clones;
+                    clones.add_layer(self.session, key.clone());
+                }
+            }
         }
         if layer::exists(&self.shared.state, &key) {
             return Ok(key);
@@ -241,14 +274,13 @@ impl LayerBuild<'_> {
 
     /// What the clone's base has at the setup's inputs; `None` if it has none of them, so that nothing
     /// says that two commits have the same result.
-    async fn identify_inputs(&self, space: &SessionDirs) -> Result<Option<String>, PrepareError> {
+    async fn identify_inputs(&self, space: &SessionDirs) -> Result<Option<Inputs>, PrepareError> {
         let (shared, pool, inputs) = (self.shared, self.pool, &self.setup.inputs);
         if inputs.is_empty() {
             return Ok(None);
         }
         let found = branch::identify_inputs(shared, pool, space, self.record, inputs).await?;
-        let found = String::from_utf8_lossy(&found).into_owned();
-        Ok(Some(found).filter(|found| !found.is_empty()))
+        Ok(Some(found).filter(|found| !found.objects.is_empty()))
     }
 
     /// The key of a layer that is made from `base` by this pool.
@@ -277,6 +309,13 @@ impl LayerBuild<'_> {
     }
 
     async fn build(&self, key: &LayerKey) -> Result<(), PrepareError> {
+        let shared = Arc::clone(self.shared);
+        let room = blocking(&self.shared.ambient, move || {
+            sweep::trim_layers(&shared.state)
+        });
+        for error in room.await? {
+            tracing::warn!(%error, "an unused layer could not be removed");
+        }
         let clone = ProgramClone::new(self.shared);
         let built = self.build_in_clone(key, &clone).await;
         clone.discard().await?;
@@ -347,7 +386,12 @@ impl LayerBuild<'_> {
         plan: LaunchPlan,
         dirs: &Arc<SessionDirs>,
     ) -> Result<ProgramOutput, PrepareError> {
-        let trees = [dirs.workspace().to_owned(), dirs.home().to_owned()];
+        // Also what it writes into the pool's caches.
+        let own = [dirs.workspace().to_owned(), dirs.home().to_owned()];
+        let trees: Vec<PathBuf> = own
+            .into_iter()
+            .chain(dirs.written.iter().cloned())
+            .collect();
         let timeout = self.setup.timeout;
         let of = trees.clone();
         let before = blocking(&self.shared.ambient, move || measure_all(&of)).await?;
@@ -379,7 +423,7 @@ impl LayerBuild<'_> {
     }
 
     /// Measures what the command writes beyond what was there before; returns when that is too much.
-    async fn watch_size(&self, trees: [PathBuf; 2], before: u64) -> PrepareError {
+    async fn watch_size(&self, trees: Vec<PathBuf>, before: u64) -> PrepareError {
         loop {
             let (of, began) = (trees.clone(), clock::now());
             match blocking(&self.shared.ambient, move || measure_all(&of)).await {

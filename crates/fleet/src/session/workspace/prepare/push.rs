@@ -79,6 +79,17 @@ impl PushInspector for PackInspector {
         push: PushedPack,
     ) -> Pin<Box<dyn Future<Output = Result<(), PushFault>> + Send + 'a>> {
         Box::pin(async move {
+            // The time of other pushes is not taken from this one's. A pool has one at a time, so
+            // that another pool always finds a place.
+            let busy = |_| unsearched("other pushes are searched: try again later".to_owned());
+            let places = async {
+                let of_pool = self.pool.push_permit.acquire().await;
+                (of_pool, PUSHES.acquire().await)
+            };
+            let places = tokio::time::timeout(PUSH_TIMEOUT, places).await;
+            let (Ok(_of_pool), Ok(_of_all)) = places.map_err(busy)? else {
+                return Err(unsearched("the supervisor is shutting down".to_owned()));
+            };
             let inspecting = inspect(&self.shared, &self.pool, slot, &push);
             let inspected = tokio::time::timeout(PUSH_TIMEOUT, inspecting).await;
             inspected.unwrap_or_else(|_| {
@@ -97,7 +108,6 @@ async fn inspect(
     push: &PushedPack,
 ) -> Result<(), PushFault> {
     let closed = |_| unsearched("the supervisor is shutting down".to_owned());
-    let _one = PUSHES.acquire().await.map_err(closed)?;
     let mut search = Search::new(shared, pool);
     if let Some(name) = search.find_secret(push.name.as_bytes()) {
         return Err(PushFault {
@@ -219,7 +229,11 @@ async fn read_child(
         }
         Err(fault) => return Err(push_fault(&fault)),
     };
-    let checked = reader.finish(push.objects, push.old.as_deref(), &push.new);
+    let (objects, old, new) = (push.objects, push.old.clone(), push.new.clone());
+    // Bounded, but long enough to hold up what else this thread serves.
+    let check = move || reader.finish(objects, old.as_deref(), &new);
+    let checked = tokio::task::spawn_blocking(check).await;
+    let checked = checked.map_err(|_| unsearched("the search of the pack failed".to_owned()))?;
     checked.map_err(|fault| push_fault(&fault))
 }
 
