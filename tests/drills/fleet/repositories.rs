@@ -22,8 +22,8 @@ const OWNER: &str = "1234:1234";
 /// What is known of a kind of repository.
 struct Kind {
     name: &'static str,
-    /// Makes the workspace, which has nothing yet.
-    make: fn(&Drill),
+    /// Makes the workspace, `project` in this directory, in which nothing is yet.
+    make: fn(&Path),
     /// A command that succeeds only if a known file has the content that it should.
     reads: &'static str,
     has_git: bool,
@@ -34,17 +34,17 @@ struct Kind {
 const KINDS: &[Kind] = &[
     Kind {
         name: "a plain repository",
-        make: |drill| repository(&drill.workspace(), "plain"),
+        make: |dir| repository(&dir.join("project"), "plain"),
         reads: "grep -qx 'of plain' known.txt",
         has_git: true,
         keys: "",
     },
     Kind {
         name: "a linked worktree",
-        make: |drill| {
-            repository(&drill.path("main"), "plain");
+        make: |dir| {
+            repository(&dir.join("main"), "plain");
             let add = ["worktree", "add", "-q", "-b", "other", "../project"];
-            git(&drill.path("main"), &add);
+            git(&dir.join("main"), &add);
         },
         reads: "grep -qx 'of plain' known.txt",
         has_git: true,
@@ -52,12 +52,12 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "a submodule with a submodule",
-        make: |drill| {
-            repository(&drill.path("inner"), "inner");
-            repository(&drill.path("middle"), "middle");
-            repository(&drill.workspace(), "outer");
-            add_submodule(&drill.path("middle"), &drill.path("inner"));
-            add_submodule(&drill.workspace(), &drill.path("middle"));
+        make: |dir| {
+            repository(&dir.join("inner"), "inner");
+            repository(&dir.join("middle"), "middle");
+            repository(&dir.join("project"), "outer");
+            add_submodule(&dir.join("middle"), &dir.join("inner"));
+            add_submodule(&dir.join("project"), &dir.join("middle"));
         },
         reads: "grep -qx 'of inner' sub/sub/known.txt && grep -qx 'of middle' sub/known.txt",
         has_git: true,
@@ -72,8 +72,8 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "a sparse checkout",
-        make: |drill| {
-            let source = drill.workspace();
+        make: |dir| {
+            let source = dir.join("project");
             repository(&source, "plain");
             fs::create_dir_all(source.join("left/out")).expect("left");
             fs::write(source.join("left/out/file"), "x").expect("a file");
@@ -88,35 +88,35 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "a shallow clone",
-        make: |drill| cloned(drill, &["--depth=1"]),
+        make: |dir| cloned(dir, &["--depth=1"]),
         reads: "grep -qx 'of plain' known.txt",
         has_git: true,
         keys: "",
     },
     Kind {
         name: "a partial clone",
-        make: |drill| cloned(drill, &["--filter=blob:none"]),
+        make: |dir| cloned(dir, &["--filter=blob:none"]),
         reads: "grep -qx 'of plain' known.txt",
         has_git: true,
         keys: "",
     },
     Kind {
         name: "two repositories",
-        make: |drill| {
-            repository(&drill.workspace(), "plain");
-            repository(&drill.path("lib"), "lib");
+        make: |dir| {
+            repository(&dir.join("project"), "plain");
+            repository(&dir.join("lib"), "lib");
         },
         reads: "grep -qx 'of lib' third/lib/known.txt && git -C third/lib log --oneline",
         has_git: true,
-        keys: r#", repos = [{ path = "lib", at = "third/lib" }]"#,
+        keys: r#", repos = [{ path = "DIR/lib", at = "third/lib" }]"#,
     },
     Kind {
         name: "20,000 files",
-        make: |drill| {
-            let source = drill.workspace();
+        make: |dir| {
+            let source = dir.join("project");
             repository(&source, "plain");
-            for dir in 0..200 {
-                let dir = source.join(format!("many/{dir}"));
+            for number in 0..200 {
+                let dir = source.join(format!("many/{number}"));
                 fs::create_dir_all(&dir).expect("a directory");
                 for file in 0..100 {
                     fs::write(dir.join(file.to_string()), file.to_string()).expect("a file");
@@ -131,8 +131,8 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "names that are not UTF-8",
-        make: |drill| {
-            let source = drill.workspace();
+        make: |dir| {
+            let source = dir.join("project");
             fs::create_dir_all(&source).expect("a directory");
             let name = OsStr::from_bytes(b"n\xffme");
             fs::write(source.join(name), "odd\n").expect("a file");
@@ -144,9 +144,9 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "no repository",
-        make: |drill| {
-            fs::create_dir_all(drill.workspace()).expect("a directory");
-            fs::write(drill.workspace().join("known.txt"), "of none\n").expect("a file");
+        make: |dir| {
+            fs::create_dir_all(dir.join("project")).expect("a directory");
+            fs::write(dir.join("project").join("known.txt"), "of none\n").expect("a file");
         },
         reads: "grep -qx 'of none' known.txt",
         has_git: false,
@@ -172,24 +172,24 @@ fn add_submodule(to: &Path, from: &Path) {
     git(to, &["commit", "-qm", "sub"]);
 }
 
-fn cloned(drill: &Drill, how: &[&str]) {
-    let main = drill.path("main");
+fn cloned(dir: &Path, how: &[&str]) {
+    let main = dir.join("main");
     repository(&main, "plain");
     git(&main, &["config", "uploadpack.allowFilter", "true"]);
     git(&main, &["commit", "--allow-empty", "-qm", "second"]);
     let from = format!("file://{}", main.display());
-    let to = drill.workspace();
+    let to = dir.join("project");
     let words = [&["clone", "-q"], how, &[&from, to.to_str().expect("UTF-8")]].concat();
-    git(&drill.path("."), &words);
+    git(dir, &words);
 }
 
 /// As `git lfs` leaves it: a pointer is committed, and the content is in the working tree and in the store.
-fn with_large_files(drill: &Drill) {
-    let source = drill.workspace();
+fn with_large_files(dir: &Path) {
+    let source = dir.join("project");
     repository(&source, "plain");
     let content = "large\n";
-    fs::write(drill.path("large"), content).expect("a file");
-    let digest = Command::new("sha256sum").arg(drill.path("large")).output();
+    fs::write(dir.join("large"), content).expect("a file");
+    let digest = Command::new("sha256sum").arg(dir.join("large")).output();
     let digest = digest.expect("sha256sum");
     let id = String::from_utf8_lossy(&digest.stdout)[..64].to_owned();
     fs::write(source.join(".gitattributes"), "*.bin filter=lfs -text\n").expect("attributes");
@@ -203,130 +203,123 @@ fn with_large_files(drill: &Drill) {
     fs::write(store.join(&id), content).expect("an object");
 }
 
-fn pool(mode: &str, keys: &str, check: &str) -> String {
+/// The pool of a kind in a mode.
+fn pool_name(mode: &str, at: usize) -> String {
+    format!("{mode}-{at:02}")
+}
+
+fn pool(mode: &str, at: usize, kind: &Kind) -> String {
+    let writes = match mode {
+        "ro" => "",
+        _ => "test -e made.txt || exit 5;",
+    };
+    let git_works = if kind.has_git {
+        "git status >/dev/null 2>&1 || exit 4;"
+    } else {
+        ""
+    };
+    let Kind { reads, keys, .. } = kind;
+    let keys = keys.replace("DIR", &format!("{at}"));
+    let check = format!("{reads} >/dev/null || exit 3; {writes} {git_works} true");
+    let name = pool_name(mode, at);
     format!(
         r#"
-[pool.{mode}]
+[pool.{name}]
 command   = ["marshal", "script-agent", "--dialect", "scaiflux"]
 policy    = "developer"
-workspace = {{ path = "project", mode = "{mode}"{keys} }}
+workspace = {{ path = "{at}/project", mode = "{mode}"{keys} }}
 check     = ["sh", "-c", {check:?}]
 "#
     )
 }
 
-/// How each mode works with a kind: `None`, or why it does not.
-fn try_kind(kind: &Kind) -> BTreeMap<&'static str, Option<String>> {
-    let drill = Drill::new("");
-    let head = fs::read_to_string(drill.config()).expect("supervisor.toml");
-    fs::remove_dir_all(drill.workspace()).expect("removed");
-    (kind.make)(&drill);
-    for dir in ["project", "main", "lib"] {
-        if drill.path(dir).exists() {
-            let own = ["-R", OWNER];
-            let owned = Command::new("chown")
-                .args(own)
-                .arg(drill.path(dir))
-                .status();
-            assert!(owned.expect("chown").success());
-        }
+/// All kinds in one place: every mode finds the same directories.
+fn make_kinds(drill: &Drill) {
+    for (at, kind) in KINDS.iter().enumerate() {
+        let dir = drill.path(&at.to_string());
+        fs::create_dir(&dir).expect("a directory");
+        (kind.make)(&dir);
+        let owned = Command::new("chown").args(["-R", OWNER]).arg(&dir).status();
+        assert!(owned.expect("chown").success());
     }
-    let mut outcomes = BTreeMap::new();
-    let (mut pools, mut started) = (String::new(), Vec::new());
-    for mode in MODES {
-        let writes = match mode {
-            "ro" => "",
-            _ => "test -e made.txt || exit 5;",
-        };
-        let git_works = if kind.has_git {
-            "git status >/dev/null 2>&1 || exit 4;"
-        } else {
-            ""
-        };
-        let check = format!(
-            "{} >/dev/null || exit 3; {writes} {git_works} true",
-            kind.reads
-        );
-        let own = pool(mode, kind.keys, &check);
+}
+
+/// How a mode works with each kind, in one run: `None`, or why it does not.
+fn try_mode(drill: &Drill, head: &str, mode: &str) -> Vec<Option<String>> {
+    let mut outcomes = vec![None; KINDS.len()];
+    let (mut pools, mut tasks) = (String::new(), String::new());
+    let mut started = BTreeMap::new();
+    for (at, kind) in KINDS.iter().enumerate() {
+        let own = pool(mode, at, kind);
         // What the configuration refuses is said before anything starts.
         fs::write(drill.config(), format!("{head}{own}")).expect("supervisor.toml");
         let checked = drill.run(&["config", "check"]);
         if checked.code == Some(0) {
+            let name = pool_name(mode, at);
             pools.push_str(&own);
-            started.push(mode);
+            let prompt = "unasked echo made > made.txt";
+            let task = json!({"id": name, "pool": name, "prompt": prompt});
+            let _ = writeln!(tasks, "{task}");
+            started.insert(name, at);
         } else {
             let first = checked.stderr.lines().next().unwrap_or_default();
             let why = first
                 .split_once("project: ")
                 .or_else(|| first.split_once(".repos: "));
             let (_, why) = why.unwrap_or_else(|| panic!("{mode}: {}", checked.all()));
-            outcomes.insert(mode, Some(why.to_owned()));
+            outcomes[at] = Some(why.to_owned());
         }
     }
     fs::write(drill.config(), format!("{head}{pools}")).expect("supervisor.toml");
-    let tasks = started.iter().map(|mode| {
-        json!({"id": mode, "pool": mode, "prompt": "unasked echo made > made.txt"}).to_string()
-    });
-    fs::write(
-        drill.path("tasks.jsonl"),
-        tasks.collect::<Vec<_>>().join("\n"),
-    )
-    .expect("tasks");
+    fs::write(drill.path("tasks.jsonl"), tasks).expect("tasks");
     let ran = drill.run(&["run", "--results", "results.jsonl", "tasks.jsonl"]);
     for result in drill.results("results.jsonl") {
-        let mode = started
-            .iter()
-            .find(|mode| result["id"] == **mode)
-            .unwrap_or_else(|| panic!("{result}"));
-        outcomes.insert(mode, why_not(mode, &result, &ran.stderr));
+        let name = text(&result, "id");
+        let at = started.remove(name);
+        let at = at.unwrap_or_else(|| panic!("{result}"));
+        outcomes[at] = why_not(name, &result, &ran.stderr);
     }
-    assert_eq!(outcomes.len(), MODES.len(), "{}: {}", kind.name, ran.all());
-    let made = drill.workspace().join("made.txt");
-    assert_eq!(
-        made.exists(),
-        started.contains(&"rw"),
-        "{}: only rw writes it",
-        kind.name
-    );
+    assert!(started.is_empty(), "{started:?}: {}", ran.all());
+    fs::remove_file(drill.path("results.jsonl")).expect("removed");
     outcomes
 }
 
 /// One line of why a task did not work, without what differs from run to run.
-fn why_not(mode: &str, result: &Value, log: &str) -> Option<String> {
+fn why_not(pool: &str, result: &Value, log: &str) -> Option<String> {
     if result["outcome"] == "done" {
         return None;
     }
     let detail = text(result, "detail");
     if detail.contains("exit code 4") || detail.contains("code 4") {
         let line = log.lines().find(|line| {
-            line.contains("git does not work") && line.contains(&format!("pool={mode}"))
+            line.contains("git does not work") && line.contains(&format!("pool={pool}"))
         });
-        let line = line.unwrap_or_else(|| panic!("{mode}: nothing says why: {log}"));
+        let line = line.unwrap_or_else(|| panic!("{pool}: nothing says why: {log}"));
         let at = line.find("git does not work").expect("the reason");
         let words = line[at..].split(" pool=").next().expect("the reason");
         return Some(words.to_owned());
     }
     let why = detail.split_once("project: ").map(|(_, why)| why);
     Some(
-        why.unwrap_or_else(|| panic!("{mode}: {result}\n{log}"))
+        why.unwrap_or_else(|| panic!("{pool}: {result}\n{log}"))
             .to_owned(),
     )
 }
 
 /// The table of the documentation, and the reasons below it.
-fn table(outcomes: &[(&Kind, BTreeMap<&'static str, Option<String>>)]) -> String {
+fn table(outcomes: &BTreeMap<&str, Vec<Option<String>>>) -> String {
     let mut text = format!(
         "| the workspace is | {} |\n",
         MODES.map(|mode| format!("`{mode}`")).join(" | ")
     );
     let _ = writeln!(text, "|---|{}", "---|".repeat(MODES.len()));
     let mut reasons: Vec<&str> = Vec::new();
-    for (kind, of) in outcomes {
-        let cells = MODES.map(|mode| match &of[mode] {
+    for (at, kind) in KINDS.iter().enumerate() {
+        let cells = MODES.map(|mode| match &outcomes[mode][at] {
             None => "yes".to_owned(),
             Some(why) => {
-                let at = reasons.iter().position(|known| known == why);
-                let at = at.unwrap_or_else(|| {
+                let known = reasons.iter().position(|known| known == why);
+                let number = known.unwrap_or_else(|| {
                     reasons.push(why);
                     reasons.len() - 1
                 });
@@ -335,7 +328,7 @@ fn table(outcomes: &[(&Kind, BTreeMap<&'static str, Option<String>>)]) -> String
                 } else {
                     "no"
                 };
-                format!("{word} ({})", at + 1)
+                format!("{word} ({})", number + 1)
             }
         });
         let _ = writeln!(text, "| {} | {} |", kind.name, cells.join(" | "));
@@ -351,7 +344,23 @@ const DOCUMENT: &str = include_str!("../../../docs/workspaces.md");
 
 #[test]
 fn every_kind_of_repository_works_in_every_mode_or_one_line_says_why_not() {
-    let outcomes: Vec<_> = KINDS.iter().map(|kind| (kind, try_kind(kind))).collect();
+    let drill = Drill::new("");
+    let head = fs::read_to_string(drill.config()).expect("supervisor.toml");
+    make_kinds(&drill);
+    let is_written = |(at, _): &(usize, &Kind)| {
+        let dir = drill.path(&at.to_string());
+        dir.join("project/made.txt").exists()
+    };
+    let mut outcomes = BTreeMap::new();
+    // The mode that writes the directories themselves comes last.
+    for mode in ["copy", "worktree", "ro", "overlay", "rw"] {
+        assert!(!KINDS.iter().enumerate().any(|kind| is_written(&kind)));
+        outcomes.insert(mode, try_mode(&drill, &head, mode));
+    }
+    for (at, kind) in KINDS.iter().enumerate() {
+        let is_refused = kind.keys.contains("repos");
+        assert_eq!(is_written(&(at, kind)), !is_refused, "{}", kind.name);
+    }
     let table = table(&outcomes);
     println!("{table}");
     assert!(
@@ -439,7 +448,11 @@ fn each_repository_of_a_workspace_brings_its_own_branch_back() {
 
     let took = drill.run(&["land", &session]);
     assert_eq!(took.code, Some(0), "{}", took.all());
-    let branch = format!("marshal/{session}");
+    let branch = text(&result["branch"], "name").to_owned();
+    assert!(!branch.contains(&session) && branch.starts_with("marshal/"));
+    let all = json!({"files": 3, "added": 3, "removed": 0});
+    assert_eq!(result["branch"]["lines"], all, "of both repositories");
+    assert_eq!(result["branch"]["in_repository"], false);
     let changed = |dir: &str| git(&drill.path(dir), &["diff", "--name-only", "HEAD", &branch]);
     assert_eq!(changed("project"), "made.txt");
     assert_eq!(changed("lib"), "left.txt\nmade.txt");
@@ -448,6 +461,36 @@ fn each_repository_of_a_workspace_brings_its_own_branch_back() {
         &["rev-parse", "--verify", "-q", &branch],
     );
     assert!(!none.0, "what is only read has no branch");
+}
+
+#[test]
+fn the_branch_of_a_task_comes_into_each_repository_by_itself() {
+    let keys = "mode  = \"worktree\"\nbranches = true\nauthor = \"Ada <ada@example.com>\"";
+    let drill = several(&SEVERAL.replace("mode  = \"worktree\"", keys));
+    let result = run_one(&drill, &[], WORK);
+    assert_eq!(result["branch"]["in_repository"], true, "{result}");
+    let branch = text(&result["branch"], "name");
+    let last = |dir: &str, branch: &str| {
+        let log = ["log", "-1", "--format=%s by %an <%ae>", branch];
+        git(&drill.path(dir), &log)
+    };
+    let own = "Uncommitted work by Ada <ada@example.com>";
+    assert_eq!(last("lib", branch), own);
+    assert!(last("project", branch).starts_with("agent by agent"));
+
+    // What takes effect outside is named, and allowed, by its path in the workspace.
+    let prompt = "unasked echo x > unchecked && echo all: > third/lib/Makefile";
+    let result = run_one(&drill, &[], prompt);
+    assert_eq!(result["branch"]["in_repository"], false, "{result}");
+    let branch = text(&result["branch"], "name");
+    let command = format!("marshal land {branch} --allow third/lib/Makefile");
+    assert!(text(&result, "detail").contains(&command), "{result}");
+    assert_eq!(last("project", branch), own);
+    let took = drill.run(&["land", branch, "--allow", "Makefile"]);
+    assert_eq!(took.code, Some(1), "{}", took.all());
+    let took = drill.run(&["land", branch, "--allow", "third/lib/Makefile"]);
+    assert_eq!(took.code, Some(0), "{}", took.all());
+    assert_eq!(last("lib", branch), own);
 }
 
 #[test]
