@@ -135,8 +135,7 @@ pub(super) fn read(section: &Section<'_>, is_discovered: bool, dir: &Path) -> En
 }
 
 /// The schema's pattern of a secret, which is never in the file itself.
-pub(super) const SECRET_PATTERN: &str =
-    "^(env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:.+|credential:[A-Za-z0-9._-]{1,128}|‹secret›)$";
+pub(super) const SECRET_PATTERN: &str = "^(env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:.+|credential:[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}|‹secret›)$";
 
 /// The source of a value that is not in the file: `env:NAME`, `file:PATH` or `credential:NAME`.
 fn parse_secret_source(

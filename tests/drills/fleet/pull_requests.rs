@@ -35,14 +35,14 @@ struct FakeForge {
 }
 
 /// A request, read as far as an API reads it.
-struct Asked {
+struct ApiRequest {
     method: String,
     target: String,
     headers: Vec<(String, String)>,
     body: Value,
 }
 
-impl Asked {
+impl ApiRequest {
     fn header(&self, name: &str) -> Vec<&str> {
         let same = self.headers.iter().filter(|(header, _)| header == name);
         same.map(|(_, value)| value.as_str()).collect()
@@ -99,7 +99,7 @@ impl FakeForge {
         stream.write_all(answer.as_bytes()).ok()
     }
 
-    fn check(&self, asked: &Asked) -> Result<(u16, String), String> {
+    fn check(&self, asked: &ApiRequest) -> Result<(u16, String), String> {
         let expect = |what: &str, found: &[&str], wanted: &str| {
             (found == [wanted])
                 .then_some(())
@@ -205,7 +205,7 @@ impl FakeForge {
     }
 }
 
-fn read_request(stream: &mut TcpStream) -> Option<Asked> {
+fn read_request(stream: &mut TcpStream) -> Option<ApiRequest> {
     let mut bytes = Vec::new();
     let mut chunk = [0; 4096];
     let end = loop {
@@ -229,7 +229,7 @@ fn read_request(stream: &mut TcpStream) -> Option<Asked> {
         let read = stream.read(&mut chunk).ok().filter(|read| *read > 0)?;
         body.extend_from_slice(&chunk[..read]);
     }
-    Some(Asked {
+    Some(ApiRequest {
         method: first.next()?.to_owned(),
         target: first.next()?.to_owned(),
         headers,

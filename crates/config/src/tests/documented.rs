@@ -84,10 +84,11 @@ impl Row {
             key if key.starts_with(RUNNER_KEYS) => format!("{BARE_DRIVEN}{set}"),
             "pool.NAME.workspace.base"
             | "pool.NAME.workspace.author"
-            | "pool.NAME.workspace.branches"
             | "pool.NAME.workspace.setup.command" => {
                 format!("{BARE}pool.demo.workspace.mode = \"worktree\"\n{set}")
             }
+            // As without it, its mode is that of a setup.
+            "pool.NAME.workspace.branches" => format!("{BARE_SETUP}{set}"),
             key if key.starts_with(SETUP_KEYS) => format!("{BARE_SETUP}{set}"),
             "pool.NAME.image" => format!("{BARE}pool.demo.launcher = \"container\"\n{set}"),
             key if key.starts_with("pool.NAME.egress.") => {
@@ -153,7 +154,7 @@ impl Row {
             BARE_FILES
         } else if GIT_ROUTE_KEYS.contains(&self.key) {
             BARE_GIT
-        } else if self.key.starts_with(SETUP_KEYS) {
+        } else if self.key.starts_with(SETUP_KEYS) || self.key == "pool.NAME.workspace.branches" {
             BARE_SETUP
         } else if self.key.starts_with("hook.NAME.") {
             BARE_HOOK

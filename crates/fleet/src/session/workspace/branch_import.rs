@@ -140,10 +140,7 @@ fn land_command<'p>(name: &str, files: impl ExactSizeIterator<Item = &'p str>) -
     let named: Vec<&str> = files.take(ALLOWED).filter(is_plain).collect();
     // What a shell could read otherwise, and a long list, are left to the reader.
     let allowed = if named.len() == count {
-        named
-            .iter()
-            .map(|path| format!(" --allow {path}"))
-            .collect()
+        [&[""], &named[..]].concat().join(" --allow ")
     } else {
         " --allow PATH for each file or directory".to_owned()
     };

@@ -135,19 +135,18 @@ impl<'s> Destination<'s> {
         let routes = shared.config.routes.values();
         let mut usable = routes
             .filter(|route| route.kind == RouteKind::Git && route.git.pull_requests.is_some());
-        let route = match &order.route {
-            Some(name) => usable
+        let route = if let Some(name) = &order.route {
+            usable
                 .find(|route| route.name == *name)
-                .ok_or_else(|| PullRequestError::UnknownRoute(name.clone()))?,
-            None => {
-                let first = usable.next().ok_or(PullRequestError::NoRoute)?;
-                let others: Vec<&str> = usable.map(|route| &*route.name).collect();
-                if !others.is_empty() {
-                    let names = [&[&*first.name], &others[..]].concat().join(", ");
-                    return Err(PullRequestError::SeveralRoutes(names));
-                }
-                first
+                .ok_or_else(|| PullRequestError::UnknownRoute(name.clone()))?
+        } else {
+            let first = usable.next().ok_or(PullRequestError::NoRoute)?;
+            let others: Vec<&str> = usable.map(|route| &*route.name).collect();
+            if !others.is_empty() {
+                let names = [&[&*first.name], &others[..]].concat().join(", ");
+                return Err(PullRequestError::SeveralRoutes(names));
             }
+            first
         };
         let mut names = route.git.repository_names(&route.upstream);
         let name = match (&order.repository, names.next(), names.next()) {
