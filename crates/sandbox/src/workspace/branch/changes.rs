@@ -200,11 +200,7 @@ mod tests {
     const A: &str = "0123456789012345678901234567890123456789";
     const B: &str = "1123456789012345678901234567890123456789";
 
-<<<<<<< HEAD
-    fn found(output: &[u8], at: &str, allow: &[&str]) -> Vec<(String, Verdict)> {
-=======
-    fn outside_of(output: &[u8], allow: &[&str]) -> Vec<(String, Verdict)> {
->>>>>>> main
+    fn outside_of(output: &[u8], at: &str, allow: &[&str]) -> Vec<(String, Verdict)> {
         let allow: Vec<String> = allow.iter().map(|&path| path.to_owned()).collect();
         let changes = parse(output).expect("a list");
         let found = find_outside(&changes, at, &[guard()], &allow);
@@ -230,8 +226,7 @@ mod tests {
             ("merged", Verdict::NeedsAllow),
         ];
         let expected = expected.map(|(path, verdict)| (path.to_owned(), verdict));
-<<<<<<< HEAD
-        assert_eq!(found(list.as_bytes(), "", &["lib", "certs"]), expected);
+        assert_eq!(outside_of(list.as_bytes(), "", &["lib", "certs"]), expected);
         // In a further repository, a path is that of the workspace.
         let of_further = expected.map(|(path, verdict)| {
             let is_lib = path == "lib";
@@ -239,16 +234,10 @@ mod tests {
             (format!("third/{path}"), verdict)
         });
         let allow = ["lib", "third/certs"];
-        assert_eq!(found(list.as_bytes(), "third", &allow), of_further);
+        assert_eq!(outside_of(list.as_bytes(), "third", &allow), of_further);
         // What a link leads to is unknown in a partial clone.
         let missing = format!(":000000 120000 {A} {B} A\0l\0\0{B} missing\n");
-        assert_eq!(found(missing.as_bytes(), "", &[]).len(), 1);
-=======
-        assert_eq!(outside_of(list.as_bytes(), &["lib", "certs"]), expected);
-        // What a link leads to is unknown in a partial clone.
-        let missing = format!(":000000 120000 {A} {B} A\0l\0\0{B} missing\n");
-        assert_eq!(outside_of(missing.as_bytes(), &[]).len(), 1);
->>>>>>> main
+        assert_eq!(outside_of(missing.as_bytes(), "", &[]).len(), 1);
     }
 
     #[test]
