@@ -85,8 +85,7 @@ impl FakeForge {
         let asked = read_request(&mut stream)?;
         let instead = self.instead.lock().expect("no panic").clone();
         let (status, body) = match (instead, self.check(&asked)) {
-            (Some(answer), _) => answer,
-            (None, Ok(answer)) => answer,
+            (Some(answer), _) | (None, Ok(answer)) => answer,
             (None, Err(fault)) => {
                 self.faults.lock().expect("no panic").push(fault);
                 (400, json!({"message": "not the form"}).to_string())
@@ -168,7 +167,7 @@ impl FakeForge {
                     .iter()
                     .enumerate()
                     .map(|(at, of)| self.describe(at, of));
-                Ok((200, Value::from_iter(all).to_string()))
+                Ok((200, all.collect::<Value>().to_string()))
             }
             other => Err(format!("method: {other}")),
         }

@@ -104,7 +104,7 @@ fn directories_become_a_layer_and_everything_else_stays() {
 fn too_much_is_no_layer() {
     let (_dir, state, clone) = state_and_clone();
     fs::create_dir(clone.join("big")).unwrap();
-    fs::write(clone.join("big/x"), vec![b'x'; 100_000]).unwrap();
+    fs::write(clone.join("big/x"), "x".repeat(100_000)).unwrap();
     let error = store_with(&state, &clone, &["big/"], 50_000).expect_err("too large");
     assert!(
         error.to_string().contains("more than the limit of 50000"),
@@ -231,7 +231,7 @@ fn while_all_are_too_large_the_unused_one_used_longest_ago_goes() {
     // The layer `a` was used before all others, but a session has it.
     for (age, name) in [(4, "a"), (2, "b"), (3, "c"), (1, "d")] {
         fs::create_dir(clone.join("built")).unwrap();
-        fs::write(clone.join("built/x"), [b'x'; 100_000]).unwrap();
+        fs::write(clone.join("built/x"), "x".repeat(100_000)).unwrap();
         let stored = store(
             &state,
             &key(name),
