@@ -22,6 +22,7 @@ const BEYOND: &[&str] = &[
     "only clones start from a base",
     "only clones have branches",
     "workspace.branches with session",
+    "needs pull_request",
     "all files are there",
     "no alternatives in braces",
     "the site's policy is",

@@ -192,6 +192,7 @@ instructions = "Be \u001b brief."
 path = "site"
 shared = true
 mode = "worktree"
+author = "Ada <ada@example.com>"
 base = "main"
 setup = { command = ["make"] }
 repos = [{ path = "../lib", at = "lib" }]
