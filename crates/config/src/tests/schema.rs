@@ -23,6 +23,8 @@ const BEYOND: &[&str] = &[
     "only clones have branches",
     "workspace.branches with session",
     "needs pull_request",
+    "a pull request needs a branch",
+    "needs repositories of the form",
     "all files are there",
     "no alternatives in braces",
     "the site's policy is",
