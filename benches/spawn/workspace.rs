@@ -189,7 +189,7 @@ impl Bench {
                     Listing::Except(Masks::default().into()),
                     copy::CopyBounds::default(),
                 );
-                copy::create(&self.state, &session, &lower, &all, owned, bounds)?;
+                copy::create(&self.state, &session, (&lower, &all), &[], owned, bounds)?;
                 let path = self.state.copies().path().join(session.as_str());
                 (tree(path, owner, MountAccess::Rw), None)
             }

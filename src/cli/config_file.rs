@@ -194,7 +194,7 @@ fn check_files(config: &Config, origin: &Origin) -> Result<(), ConfigErrors> {
         check_pool(pool, origin, &mut faults);
     }
     for (name, workspace) in &config.workspaces {
-        if let Some((message, help)) = directory_fault(&workspace.path, origin) {
+        if let Some((message, help)) = directory_fault(&workspace.workspace.path, origin) {
             let help = help.map(str::to_owned);
             faults.push((format!("workspace.{name}.path"), message, help));
         }
@@ -294,6 +294,11 @@ fn check_pool(pool: &Pool, origin: &Origin, faults: &mut Vec<ConfigFault>) {
     };
     if let Some((message, help)) = directory_fault(workspace, origin) {
         fault("workspace.path", message, help);
+    }
+    for (at, repo) in pool.workspace.repos.iter().enumerate() {
+        if let Some((message, help)) = directory_fault(&repo.path, origin) {
+            fault(&format!("workspace.repos[{at}].path"), message, help);
+        }
     }
     for (inside, source) in &pool.home_files {
         let key = format!("home_files.{inside}");

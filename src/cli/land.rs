@@ -26,11 +26,11 @@ use marshal_model::{ExitStatus, SessionId, untrusted};
 use marshal_policy::{Policy, guard};
 use marshal_sandbox::uids::{LockedBlock, UidError};
 use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
-use marshal_sandbox::workspace::branch::changes::{OutsideChange, Verdict, find_outside};
+use marshal_sandbox::workspace::branch::changes::{Change, OutsideChange, Verdict, find_outside};
 use marshal_sandbox::workspace::branch::git::{self, UnpackOutcome};
 use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::{
-    self, BUNDLE_INSIDE, BranchError, CloneRecord, Repository, SOURCE_INSIDE,
+    self, BUNDLE_INSIDE, BranchError, CloneId, CloneRecord, Repository, SOURCE_INSIDE,
 };
 use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::workspace::{Owner, Root, TreeError};
@@ -161,6 +161,8 @@ struct LandedBranch {
     branch: String,
     tip: ObjectId,
     source: PathBuf,
+    /// The place of its repository in the workspace; empty for the workspace itself.
+    at: String,
     /// Whether the branch existed already, with the same commit.
     was_there: bool,
 }
@@ -176,86 +178,120 @@ pub(super) struct BranchRequest<'a> {
     pub(super) into: Option<&'a str>,
 }
 
-/// Brings in the branch of a session.
+/// Brings in the branches of a session, in each repository of its workspace.
 pub(super) async fn land_branch(
     client: &ClientContext,
     request: &BranchRequest<'_>,
     json: bool,
     streams: &mut Streams,
 ) -> Exit {
-    match land_bundle(client, request, streams).await {
-        Ok(landed) if json => {
-            let object = serde_json::json!({
-                "session": request.session.as_str(),
-                "branch": landed.branch,
-                "commit": landed.tip.as_str(),
-                "workspace": landed.source.to_string_lossy(),
-                "was_there": landed.was_there,
-            });
-            streams.out.json(&object.to_string());
-            Exit::Done
-        }
-        Ok(landed) => {
-            let was = if landed.was_there {
-                " existed already"
-            } else {
-                ""
-            };
-            let LandedBranch {
-                branch,
-                tip,
-                source,
-                ..
-            } = landed;
-            let source = display_path(&source);
-            streams
-                .out
-                .prose(&format!("branch {branch}{was}: {tip} in {source}"));
-            Exit::Done
-        }
+    let landed = match land_bundles(client, request, streams).await {
+        Ok(landed) => landed,
         Err(error) => {
             streams.err.line(&format!("error: {error}"));
-            error.exit()
+            return error.exit();
         }
+    };
+    for of in landed {
+        let (source, was_there) = (of.source, of.was_there);
+        if json {
+            let mut object = serde_json::json!({
+                "session": request.session.as_str(),
+                "branch": of.branch,
+                "commit": of.tip.as_str(),
+                "workspace": source.to_string_lossy(),
+                "was_there": was_there,
+            });
+            if !of.at.is_empty() {
+                object["at"] = of.at.into();
+            }
+            streams.out.json(&object.to_string());
+            continue;
+        }
+        let was = if was_there { " existed already" } else { "" };
+        let (branch, tip, source) = (of.branch, of.tip, display_path(&source));
+        streams
+            .out
+            .prose(&format!("branch {branch}{was}: {tip} in {source}"));
     }
+    Exit::Done
 }
 
-async fn land_bundle(
+async fn land_bundles(
     client: &ClientContext,
     request: &BranchRequest<'_>,
     streams: &mut Streams,
-) -> Result<LandedBranch, LandBranchError> {
-    let bundle = StoredBundle::open(request.state, request.session)?;
-    let policy = bundle.policy(&client.load()?.config, request.session)?;
-    let sandbox = UnpackSandbox::create(&bundle)?;
-    unpack(&sandbox, &policy, request, streams).await
+) -> Result<Vec<LandedBranch>, LandBranchError> {
+    let bundles = StoredBundle::open_all(request.state, request.session)?;
+    let policy = policy_of(&bundles, &client.load()?.config, request.session)?;
+    let mut checked = Vec::new();
+    let (mut secrets, mut outside) = (0, 0);
+    for bundle in &bundles {
+        let own_name = || bundle.record.branch_of(request.session);
+        let name = request.into.map_or_else(own_name, str::to_owned);
+        let sandbox = UnpackSandbox::create(bundle)?;
+        let pack = check(&sandbox, &name).await?;
+        if let Some((_, changes)) = &pack {
+            let found = bundle.list_outside(changes, &policy, request.allow, &mut streams.err);
+            let count = |verdict| found.iter().filter(|file| file.verdict == verdict).count();
+            secrets += count(Verdict::Secret);
+            outside += count(Verdict::NeedsAllow);
+        }
+        checked.push((sandbox, name, pack));
+    }
+    match (secrets, outside) {
+        (0, 0) => {}
+        (0, outside) => return Err(LandBranchError::Outside(outside)),
+        (secrets, _) => return Err(LandBranchError::Secrets(secrets)),
+    }
+    let landed = checked.into_iter().map(|(sandbox, name, pack)| {
+        if let Some((pack, _)) = &pack {
+            place(&sandbox, pack, &name)?;
+        }
+        let StoredBundle { record, head, .. } = sandbox.bundle;
+        Ok(LandedBranch {
+            branch: name,
+            tip: head.tip.clone(),
+            source: record.source.clone(),
+            at: record.at.clone(),
+            was_there: pack.is_none(),
+        })
+    });
+    landed.collect()
 }
 
-/// Shows what the branch of a session changes; `None` if the session has no clone.
+/// Shows what the branches of a session change, by paths of the workspace; `None` if the session has no clone.
 pub(super) async fn show_diff(
     client: &ClientContext,
     (session, paths): (&SessionId, &[String]),
     streams: &mut Streams,
 ) -> Option<Exit> {
     let shown = async {
-        let bundle = StoredBundle::open(&client.state, session)?;
-        let policy = bundle.policy(&client.load()?.config, session)?;
-        let sandbox = UnpackSandbox::create(&bundle)?;
-        let listed = sandbox.run(git::unpack(
-            bundle.head.pack_offset,
-            bundle.ends(),
-            &bundle.record.branch_of(session),
-        ));
-        if let UnpackOutcome::Checked { changes, .. } = UnpackOutcome::parse(&listed.await?)? {
-            let found = find_outside(&changes, &[guard(), &policy], &[]);
-            list_outside(&found, &mut streams.out);
+        let bundles = StoredBundle::open_all(&client.state, session)?;
+        let policy = policy_of(&bundles, &client.load()?.config, session)?;
+        let mut texts = Vec::new();
+        for bundle in &bundles {
+            let Some(paths) = bundle.own_paths(paths) else {
+                continue;
+            };
+            let sandbox = UnpackSandbox::create(bundle)?;
+            let listed = sandbox.run(git::unpack(
+                bundle.head.pack_offset,
+                bundle.ends(),
+                &bundle.record.branch_of(session),
+            ));
+            if let UnpackOutcome::Checked { changes, .. } = UnpackOutcome::parse(&listed.await?)? {
+                bundle.list_outside(&changes, &policy, &[], &mut streams.out);
+            }
+            let sandbox = UnpackSandbox::create(bundle)?;
+            let (at, head) = (&bundle.record.at, &bundle.head);
+            let command = git::diff(head.pack_offset, bundle.ends(), at, &paths);
+            texts.push(sandbox.run(command).await?);
         }
-        let sandbox = UnpackSandbox::create(&bundle)?;
-        let text = sandbox
-            .run(git::diff(bundle.head.pack_offset, bundle.ends(), paths))
-            .await?;
-        for line in String::from_utf8_lossy(&text).lines() {
-            streams.out.line(&untrusted::escape_for_display(line, LINE));
+        for text in &texts {
+            for line in String::from_utf8_lossy(text).lines() {
+                streams.out.line(&untrusted::escape_for_display(line, LINE));
+            }
         }
         Ok(())
     };
@@ -269,11 +305,21 @@ pub(super) async fn show_diff(
     }
 }
 
-fn list_outside(found: &[OutsideChange<'_>], output: &mut Output) {
-    outside::list(found.iter().map(|file| (file.path, file.what)), output);
+/// The policy of the session's pool. The journal is beside the clones, where no agent writes.
+fn policy_of(
+    bundles: &[StoredBundle],
+    config: &Config,
+    session: &SessionId,
+) -> Result<Arc<Policy>, LandBranchError> {
+    let copies = bundles.first().map(|bundle| bundle.copies.path());
+    let copies = copies.ok_or_else(|| LandBranchError::NoBundle(session.clone()))?;
+    let journal = open_journal(copies.parent().unwrap_or(copies))?;
+    let row = journal.session(session).map_err(JournalError::from)?;
+    let row = row.ok_or_else(|| JournalError::NoSession(session.clone()))?;
+    Ok(policies::of_pool(config, &row.pool)?.1)
 }
 
-/// The bundle of a session, as the session left it.
+/// A bundle of a session, as the session left it.
 struct StoredBundle {
     copies: Root,
     record: CloneRecord,
@@ -283,29 +329,59 @@ struct StoredBundle {
 }
 
 impl StoredBundle {
-    fn open(state: &Path, session: &SessionId) -> Result<Self, LandBranchError> {
+    /// All bundles of a session, that of the workspace itself first.
+    fn open_all(state: &Path, session: &SessionId) -> Result<Vec<Self>, LandBranchError> {
         let copies = find(state, session)?;
-        let record = branch::read_record(&copies, session)?;
-        let path = copies.path().join(format!("{session},bundle"));
-        if path.symlink_metadata().is_err() {
+        let mut bundles = Vec::new();
+        for id in CloneId::all(&copies, session) {
+            let path = branch::bundle_path(&copies, &id);
+            if path.symlink_metadata().is_err() {
+                continue;
+            }
+            let record = branch::read_record(&copies, &id)?;
+            bundles.push(Self {
+                head: branch::stored_header(&copies, &id, &record)?,
+                repository: Repository::find(&record.source)?.common,
+                copies: Root::open_resolved(copies.path())?,
+                record,
+                path,
+            });
+        }
+        if bundles.is_empty() {
             return Err(LandBranchError::NoBundle(session.clone()));
         }
-        Ok(Self {
-            head: branch::stored_header(&copies, session, &record)?,
-            repository: Repository::find(&record.source)?.common,
-            copies,
-            record,
-            path,
-        })
+        Ok(bundles)
     }
 
-    /// The policy of the session's pool. The journal is beside the clones, where no agent writes.
-    fn policy(&self, config: &Config, session: &SessionId) -> Result<Arc<Policy>, LandBranchError> {
-        let copies = self.copies.path();
-        let journal = open_journal(copies.parent().unwrap_or(copies))?;
-        let row = journal.session(session).map_err(JournalError::from)?;
-        let row = row.ok_or_else(|| JournalError::NoSession(session.clone()))?;
-        Ok(policies::of_pool(config, &row.pool)?.1)
+    /// The paths of the workspace that are in this repository, as its own; `None` if there are some, but
+    /// none of them is.
+    fn own_paths(&self, paths: &[String]) -> Option<Vec<String>> {
+        let at = &self.record.at;
+        if at.is_empty() || paths.is_empty() {
+            return Some(paths.to_vec());
+        }
+        if paths.iter().any(|path| Path::new(at).starts_with(path)) {
+            return Some(Vec::new());
+        }
+        let below = |path: &String| {
+            let own = Path::new(path).strip_prefix(at).ok()?;
+            Some(own.to_string_lossy().into_owned())
+        };
+        let own: Vec<String> = paths.iter().filter_map(below).collect();
+        (!own.is_empty()).then_some(own)
+    }
+
+    /// Lists the files that take effect outside, and returns them.
+    fn list_outside(
+        &self,
+        changes: &[Change],
+        policy: &Policy,
+        allow: &[String],
+        output: &mut Output,
+    ) -> Vec<OutsideChange> {
+        let found = find_outside(changes, &self.record.at, &[guard(), policy], allow);
+        outside::list(found.iter().map(|file| (&*file.path, file.what)), output);
+        found
     }
 
     /// The first commit that is not its own, and the last.
@@ -314,55 +390,44 @@ impl StoredBundle {
     }
 }
 
-async fn unpack(
+/// Unpacks and checks a bundle: its pack, and the paths that its commits change. `None`: its branch exists
+/// already.
+async fn check(
     sandbox: &UnpackSandbox<'_>,
-    policy: &Policy,
-    request: &BranchRequest<'_>,
-    streams: &mut Streams,
-) -> Result<LandedBranch, LandBranchError> {
-    let StoredBundle { record, head, .. } = sandbox.bundle;
-    let own_name = || record.branch_of(request.session);
-    let name = request.into.map_or_else(own_name, str::to_owned);
-    let command = git::unpack(head.pack_offset, sandbox.bundle.ends(), &name);
+    name: &str,
+) -> Result<Option<(String, Vec<Change>)>, LandBranchError> {
+    let StoredBundle { head, path, .. } = sandbox.bundle;
+    let command = git::unpack(head.pack_offset, sandbox.bundle.ends(), name);
     let output = sandbox.run(command).await?;
-    let landed = |was_there| LandedBranch {
-        branch: name.clone(),
-        tip: head.tip.clone(),
-        source: record.source.clone(),
-        was_there,
-    };
     let (pack, has, changes) = match UnpackOutcome::parse(&output)? {
         UnpackOutcome::Checked { pack, has, changes } => (pack, has, changes),
         UnpackOutcome::Blocked { by } => {
-            let by = by.escape_for_display(BRANCH);
-            return Err(LandBranchError::Blocked { branch: name, by });
+            let (branch, by) = (name.to_owned(), by.escape_for_display(BRANCH));
+            return Err(LandBranchError::Blocked { branch, by });
         }
-        UnpackOutcome::Reftable => {
-            return Err(LandBranchError::Reftable(display_path(
-                &sandbox.bundle.path,
-            )));
-        }
+        UnpackOutcome::Reftable => return Err(LandBranchError::Reftable(display_path(path))),
     };
     match has {
-        None => {}
-        Some(has) if has == head.tip => return Ok(landed(true)),
-        Some(has) => return Err(LandBranchError::Exists { branch: name, has }),
+        None => Ok(Some((pack, changes))),
+        Some(has) if has == head.tip => Ok(None),
+        Some(has) => Err(LandBranchError::Exists {
+            branch: name.to_owned(),
+            has,
+        }),
     }
-    let found = find_outside(&changes, &[guard(), policy], request.allow);
-    list_outside(&found, &mut streams.err);
-    let count = |verdict| found.iter().filter(|file| file.verdict == verdict).count();
-    match (count(Verdict::Secret), count(Verdict::NeedsAllow)) {
-        (0, 0) => {}
-        (0, outside) => return Err(LandBranchError::Outside(outside)),
-        (secrets, _) => return Err(LandBranchError::Secrets(secrets)),
-    }
-    let git = Root::open_resolved(&sandbox.bundle.repository)?;
+}
+
+/// Puts a checked pack and its branch into the repository.
+fn place(sandbox: &UnpackSandbox<'_>, pack: &str, name: &str) -> Result<(), LandBranchError> {
+    let StoredBundle {
+        head, repository, ..
+    } = sandbox.bundle;
+    let git = Root::open_resolved(repository)?;
     let packs = sandbox.place.join(git::UNPACKED_PACK);
     // Git has ended, and it could only write its own files: a link among them cannot lead
     // elsewhere.
     let from = Root::open_resolved(&packs)?;
-    land::land(&git, &from, &pack, &name, &head.tip)?;
-    Ok(landed(false))
+    Ok(land::land(&git, &from, pack, name, &head.tip)?)
 }
 
 /// Git's sandbox for one bundle, with a directory of its own that is removed afterwards.

@@ -94,13 +94,19 @@ fn show(
             "number": opened.map(|opened| opened.request.number),
             "url": opened.map(|opened| &opened.request.address),
             "was_there": opened.map(|opened| opened.was_there),
+            "not_pushed": pushed.map_or(&[][..], |pushed| &pushed.further),
             "detail": outcome.as_ref().err(),
         });
         return streams.out.json(&object.to_string());
     }
     let name = escape_for_display(&candidate.name, TEXT);
     let line = match outcome {
-        Ok(PushedBranch { branch, opened, .. }) => {
+        Ok(PushedBranch {
+            branch,
+            opened,
+            further,
+            ..
+        }) => {
             let was = if opened.was_there {
                 "was there"
             } else {
@@ -108,7 +114,13 @@ fn show(
             };
             let (number, address) = (opened.request.number, &opened.request.address);
             let branch = escape_for_display(branch, TEXT);
-            format!("{name}: {branch} is pushed; pull request {number} {was}: {address}")
+            let rest = if further.is_empty() {
+                String::new()
+            } else {
+                let places = escape_for_display(&further.join(", "), TEXT);
+                format!("; the branches of further repositories are not pushed: {places}")
+            };
+            format!("{name}: {branch} is pushed; pull request {number} {was}: {address}{rest}")
         }
         Err(why) => format!("{name}: {}", escape_for_display(why, TEXT)),
     };

@@ -157,7 +157,9 @@ fn read(state: &Path, args: &ResultsArgs) -> Result<RunResults, ResultsProblem> 
     let clones = Root::open_resolved(&place.join("copies")).ok();
     let landing = |session: Option<&str>| {
         let session = SessionId::new(session?).ok()?;
-        branch::read_landing(clones.as_ref()?, &session).ok()?
+        branch::CloneId::all(clones.as_ref()?, &session)
+            .iter()
+            .find_map(|id| branch::read_landing(clones.as_ref()?, id).ok()?)
     };
     let tasks = reader.tasks(&run).map_err(JournalError::from)?;
     let tasks: Vec<TaskResult> = tasks

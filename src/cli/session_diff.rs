@@ -152,6 +152,8 @@ fn read_changes(
 /// A copy, and the workspace that it was made of.
 struct Trees {
     before: Root,
+    /// The sources of further directories, by their places.
+    further: Vec<(String, Root)>,
     after: Root,
 }
 
@@ -170,8 +172,12 @@ fn open_trees(changes: &ReportedChanges, config: Option<&Config>) -> Result<Opti
             format!("{path} cannot be read: {error}")
         })
     };
+    let repos = pool.workspace.repos.iter();
+    let real = |path: &Path| super::state_dir::real(path);
+    let further = repos.map(|repo| Ok((format!("{}/", repo.at), open(&real(&repo.path))?)));
     Ok(Some(Trees {
         before: open(&pool.workspace.path)?,
+        further: further.collect::<Result<_, String>>()?,
         after: open(Path::new(copy))?,
     }))
 }
@@ -180,12 +186,17 @@ impl Trees {
     /// The unified diff of a file, compared with the workspace as it is now; `None` if a side is no
     /// regular file, or is too long.
     fn diff(&self, path: &str) -> Option<String> {
-        let read = |root: &Root| match read_small_file(root, path, FILE) {
+        let in_source = self.further.iter().find_map(|(at, root)| {
+            let own = path.strip_prefix(at.as_str())?;
+            Some((root, own))
+        });
+        let read = |(root, path): (&Root, &str)| match read_small_file(root, path, FILE) {
             Ok(content) => Some(content),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some(None),
             Err(_) => None,
         };
-        let (before, after) = (read(&self.before)?, read(&self.after)?);
+        let source = in_source.unwrap_or((&self.before, path));
+        let (before, after) = (read(source)?, read((&self.after, path))?);
         let is_added = before.is_none();
         let texts = (before.unwrap_or_default(), after.unwrap_or_default());
         unified((&texts.0, &texts.1), path, is_added)

@@ -94,7 +94,7 @@ pub(super) fn check_read_only<'w>(
     drafts: &[PoolDraft],
     workspaces: impl Iterator<Item = &'w RegisteredWorkspace>,
 ) {
-    let registered: Vec<&Path> = workspaces.map(|entry| &*entry.path).collect();
+    let registered: Vec<&Path> = workspaces.map(|entry| &*entry.workspace.path).collect();
     for draft in drafts {
         let workspace = &draft.pool.workspace;
         let writes = draft.pool.engine_tools.iter().find(|tool| tool.writes());

@@ -130,7 +130,7 @@ pub(super) fn check_separate_directories<'w>(
     drafts: &[PoolDraft],
     workspaces: impl Iterator<Item = &'w RegisteredWorkspace>,
 ) {
-    let workspaces: Vec<&Path> = workspaces.map(|entry| &*entry.path).collect();
+    let workspaces: Vec<&Path> = workspaces.map(|entry| &*entry.workspace.path).collect();
     let meet = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
     let fault = |draft: &PoolDraft, message: String, help: &str| {
         let place: &Place = &draft.file_plane_place;

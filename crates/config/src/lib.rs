@@ -59,7 +59,9 @@ mod timing;
 mod trusted;
 pub mod types;
 mod units;
+mod workspace;
 mod workspace_branches;
+mod workspace_repos;
 mod workspace_setup;
 
 #[cfg(test)]
@@ -102,6 +104,7 @@ pub use trusted::{PathPurpose, TrustedPath, working_dirs, writable_dirs};
 pub use types::*;
 pub use units::{parse_duration as read_duration, show_duration, show_size};
 pub use workspace_branches::Author;
+pub use workspace_repos::WorkspaceRepo;
 pub use workspace_setup::{SetupNetwork, WorkspaceSetup};
 
 use error::{SourceText, quote};
@@ -325,8 +328,11 @@ fn read_config(root: &Section<'_>, origin: &Origin) -> Config {
     };
     let is_there = root.get("container").is_some();
     let container = container::read(&root.section("container"), is_there, found);
+    let (workspaces, of_pools) =
+        role::read_workspaces(&root.section("workspace"), &origin.dir, found);
     let context = PoolContext {
         dir: &origin.dir,
+        workspaces: &of_pools,
         is_discovered: found,
         container: &container,
         sandboxes: &sandboxes,
@@ -362,7 +368,6 @@ fn read_config(root: &Section<'_>, origin: &Origin) -> Config {
     let chat = role::read_chat(&root.section("chat"));
     let roles = role::read_roles(&root.section("role"), &drafts, &names("pool"));
     let store = store::read(&root.section("store"), &origin.dir, found);
-    let workspaces = role::read_workspaces(&root.section("workspace"), &origin.dir, found);
     file_plane::check_separate_directories(root, &drafts, workspaces.values());
     runner::check_separate_directories(root, &drafts, workspaces.values());
     engine_tools::check_read_only(root, &drafts, workspaces.values());
@@ -534,13 +539,17 @@ fn check_outside_workspaces(
         }
         let workspace = &pool.workspace;
         let driven = pool.runner_dir().map(|(dir, _)| dir);
-        let holds = |path: &Path| {
-            path.starts_with(&workspace.path) || driven.is_some_and(|dir| path.starts_with(dir))
+        let is_shown = |path: &Path| {
+            let further = workspace.repos.iter().map(|repo| &repo.path);
+            std::iter::once(&workspace.path)
+                .chain(further)
+                .any(|dir| path.starts_with(dir))
         };
+        let holds = |path: &Path| is_shown(path) || driven.is_some_and(|dir| path.starts_with(dir));
         if let Some(state) = &supervisor.state_dir
             && holds(state)
         {
-            let holder = if state.starts_with(&workspace.path) {
+            let holder = if is_shown(state) {
                 "the workspace"
             } else {
                 "runner.dir"

@@ -9,8 +9,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use toml::de::DeValue;
-
 use super::acp::{self, AcpSettings, AutoApproveModes};
 use super::agent::{self, Agent};
 use super::approval::{self, ApprovalConfig};
@@ -36,9 +34,10 @@ use super::timing;
 use super::types::{
     CacheDirs, ClientFs, Container, Egress, Guard, Launcher, Network, OnCrash, OnUnaskedDeny, Pool,
     PoolOptions, Route, RoutePort, Sandbox, SessionScope, ShellCwd, SlotShares, Timeouts,
-    Workspace, WorkspaceMode,
+    WorkspaceMode,
 };
-use super::{workspace_branches, workspace_setup};
+use super::workspace::{self, WorkspaceDrafts, WorkspacePlaces};
+use super::{workspace_branches, workspace_repos, workspace_setup};
 use marshal_model::PoolName;
 use marshal_model::limits;
 
@@ -103,6 +102,8 @@ pub(super) struct PoolContext<'a> {
     pub(super) egress: &'a Egress,
     /// `[cache]`.
     pub(super) caches: &'a CacheDirs,
+    /// The registered workspaces.
+    pub(super) workspaces: &'a WorkspaceDrafts,
     /// Names of all profiles that the file has, faulty ones too.
     pub(super) sandbox_names: Vec<String>,
     /// Names of all policies that the file has, faulty ones too.
@@ -140,8 +141,7 @@ struct KeyPlaces {
     client: [Option<Place>; 2],
     elicitation: Option<Place>,
     engine_tools: Option<Place>,
-    mode: Place,
-    path: Place,
+    workspace: WorkspacePlaces,
     idle: Option<Place>,
     acp: acp::Draft,
     acp_mode: Option<Place>,
@@ -166,7 +166,18 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
     let agent = agent::read(&section, preset, is_routed, context.dir);
     let launcher = section.keyword("launcher", &[]);
     let (engine_tools, of_tools) = engine_tools::read(&section);
-    let (workspace, path, mode) = read_workspace(&section, context, launcher.as_ref());
+    let draft = workspace::read_of_pool(
+        &section,
+        context.workspaces,
+        context.dir,
+        context.is_discovered,
+    );
+    let workspace = draft.for_launcher(
+        section.diagnostics,
+        launcher
+            .as_ref()
+            .map_or(Launcher::Unshare, |found| found.value),
+    );
     let (restart, on_crash) = timing::read_restart(&section.section("restart"));
     let timeouts = section.section("timeouts");
     let blame = KeyPlaces {
@@ -184,8 +195,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
         client: ["client_fs", "client_terminal"].map(|key| section.place_of(key)),
         elicitation: section.place_of("client_elicitation"),
         engine_tools: of_tools,
-        mode,
-        path: path.clone(),
+        workspace: draft.places.clone(),
         idle: timeouts.place_of("idle"),
         acp: acp::read(&section, context.is_discovered),
         acp_mode: section.get("mode").map(|item| item.place),
@@ -271,7 +281,7 @@ pub(super) fn read(name: &str, item: &Entry<'_>, context: &PoolContext<'_>) -> O
     Some(PoolDraft {
         pool,
         size_place: place_or(most.as_ref().or(sized.as_ref()), &section.place),
-        workspace_place: path,
+        workspace_place: draft.places.path,
         file_plane_place: section.section("file_plane").place,
     })
 }
@@ -292,8 +302,9 @@ fn check_consistency(
     ssh::check_consistency(section, pool, context.is_discovered);
     pool_dialect::check_consistency(section, pool, context.is_discovered);
     cache::check_consistency(section, pool);
-    workspace_setup::check_consistency(section, pool);
+    workspace_setup::check_consistency(section, pool, blame.workspace.setup.as_ref());
     workspace_branches::check_consistency(section, pool);
+    workspace_repos::check_consistency(section, pool, blame.workspace.repos.as_ref());
     runner::check_consistency(section, pool, context.is_discovered.then_some(context.dir));
     engine_tools::check_consistency(section.diagnostics, pool, blame.engine_tools.as_ref());
     file_plane::check_consistency(section, pool);
@@ -342,65 +353,6 @@ fn value_or<T>(found: Option<Located<T>>, default: T) -> T {
 
 fn place_or<T>(found: Option<&Located<T>>, above: &Place) -> Place {
     found.map_or(above, |found| &found.place).clone()
-}
-
-/// The workspace, and the places of its path and its mode.
-fn read_workspace(
-    section: &Section<'_>,
-    context: &PoolContext<'_>,
-    launcher: Option<&Located<Launcher>>,
-) -> (Workspace, Place, Place) {
-    let item = section.get("workspace");
-    if let Some(item) = &item
-        && matches!(item.value(), DeValue::String(_))
-    {
-        let message = "expected a table such as { path = \".\", mode = \"copy\" }, found a string";
-        section.diagnostics.report(&item.place, message, None);
-    }
-    let is_table = item.is_none_or(|item| !matches!(item.value(), DeValue::String(_)));
-    let (path, mode, (base, include, setup, (branches, author)), (mask, slice)) = if is_table {
-        let table = section.section("workspace");
-        let path = table
-            .get("path")
-            .and_then(|item| item.text_like(paths::PATTERN));
-        let mode = table.keyword("mode", &[]);
-        let word = mode.as_ref().map_or(WorkspaceMode::Copy, |mode| mode.value);
-        let launcher = launcher.map_or(Launcher::Unshare, |found| found.value);
-        let of_tree = workspace_view::read(&table, word, launcher, context.is_discovered);
-        let of_start = (
-            workspace_view::read_base(&table, word),
-            workspace_view::read_include(&table, word),
-            workspace_setup::read(&table, word, context.is_discovered),
-            workspace_branches::read(&table, word),
-        );
-        table.reject_unknown_keys(&[], &[("branch", "base"), ("commit", "base")]);
-        (path, mode, of_start, of_tree)
-    } else {
-        let nothing = (Vec::new(), Vec::new());
-        (None, None, (None, Vec::new(), None, (false, None)), nothing)
-    };
-    let text = path.as_ref().map_or(".", |found| found.value.as_str());
-    if let (Some(fault), Some(found)) = (paths::path_error(text), &path) {
-        section.diagnostics.report(&found.place, fault, None);
-    }
-    let workspace = Workspace {
-        path: paths::absolute(context.dir, text),
-        mode: mode
-            .as_ref()
-            .map_or(WorkspaceMode::Copy, |found| found.value),
-        mask,
-        slice,
-        base,
-        include,
-        setup,
-        branches,
-        author,
-    };
-    let places = (
-        place_or(path.as_ref(), &section.place),
-        place_or(mode.as_ref(), &section.place),
-    );
-    (workspace, places.0, places.1)
 }
 
 /// The name of the profile, which must exist.

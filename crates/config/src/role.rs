@@ -5,19 +5,19 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use super::agent::{MODEL_PATTERN, is_model_or_mode};
 use super::command::{self, Piece};
 use super::error::quote;
-use super::paths;
 use super::pool::{PoolDraft, TRUST_HELP};
 use super::presets;
 use super::sandbox::NAME_PATTERN;
 use super::settings::{Integer, Time, settings};
 use super::table::{Located, Section, one_of};
-use super::types::{Network, Pool};
+use super::types::{Network, Pool, Workspace};
+use super::workspace::{self, WorkspaceDrafts};
 use marshal_model::limits::CHAT_ROUNDS;
 use marshal_model::{IdError, PoolName, RoleName, WorkspaceName};
 
@@ -45,11 +45,11 @@ pub struct Role {
     pub instructions: Option<String>,
 }
 
-/// A directory that chats may work in.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A directory that chats may work in, and pools by its name.
+#[derive(Debug, Clone)]
 pub struct RegisteredWorkspace {
-    /// Absolute, without `.` and `..`.
-    pub path: PathBuf,
+    /// The directory, and how pools that name it see it.
+    pub workspace: Workspace,
     /// Whether it is the same directory on all hosts whose supervisors share a store.
     pub shared: bool,
 }
@@ -199,34 +199,39 @@ pub(super) fn read_workspaces(
     section: &Section<'_>,
     dir: &Path,
     is_discovered: bool,
-) -> BTreeMap<WorkspaceName, RegisteredWorkspace> {
+) -> (
+    BTreeMap<WorkspaceName, RegisteredWorkspace>,
+    WorkspaceDrafts,
+) {
     let mut workspaces = BTreeMap::new();
-    for (name, item) in section.named_entries(NAME_PATTERN) {
-        let name = parse_name(WorkspaceName::new(&name), |fault| item.report(fault, None));
+    let mut drafts = WorkspaceDrafts::default();
+    for (text, item) in section.named_entries(NAME_PATTERN) {
+        drafts.names.push(text.clone());
+        let name = parse_name(WorkspaceName::new(&text), |fault| item.report(fault, None));
         let (Some(name), Some(table)) = (name, item.section()) else {
             continue;
         };
-        let path = table.get("path");
-        if path.is_none() {
-            let message = "the workspace needs a path, the directory that chats work in";
+        let shared = table.boolean("shared").is_some_and(|found| found.value);
+        let draft = workspace::read(&table, dir, is_discovered);
+        table.reject_unknown_keys(&[], workspace::MISPLACED_KEYS);
+        if table.get("path").is_none() {
+            let message = "the workspace needs a path, the directory that chats and pools work in";
             section.diagnostics.report(&table.place, message, None);
         }
-        let path = path.and_then(|item| item.text_like(paths::PATTERN));
-        let shared = table.boolean("shared").is_some_and(|found| found.value);
-        table.reject_unknown_keys(&[], &[("mode", "pool.NAME.workspace.mode")]);
-        let Some(path) = path else { continue };
-        let absolute = paths::absolute(dir, &path.value);
-        if let Some(fault) = paths::path_error(&path.value) {
-            section.diagnostics.report(&path.place, fault, None);
-        } else if is_discovered && !absolute.starts_with(dir) {
+        if !draft.has_path {
+            continue;
+        }
+        let workspace = draft.workspace().clone();
+        if is_discovered && !workspace.path.starts_with(dir) {
             let message =
                 "a discovered supervisor.toml may not use a workspace outside its own directory";
+            let help = Some(TRUST_HELP.to_owned());
             section
                 .diagnostics
-                .report(&path.place, message, Some(TRUST_HELP.to_owned()));
+                .report(&draft.places.path, message, help);
         }
-        let path = absolute;
-        workspaces.insert(name, RegisteredWorkspace { path, shared });
+        drafts.known.insert(text, draft);
+        workspaces.insert(name, RegisteredWorkspace { workspace, shared });
     }
-    workspaces
+    (workspaces, drafts)
 }

@@ -208,7 +208,7 @@ pub(super) fn check_separate_directories<'w>(
     drafts: &[PoolDraft],
     workspaces: impl Iterator<Item = &'w RegisteredWorkspace>,
 ) {
-    let registered: Vec<&Path> = workspaces.map(|entry| &*entry.path).collect();
+    let registered: Vec<&Path> = workspaces.map(|entry| &*entry.workspace.path).collect();
     let overlap = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
     for (at, draft) in drafts.iter().enumerate() {
         let Some((dir, _)) = draft.pool.runner_dir() else {

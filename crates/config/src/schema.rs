@@ -43,7 +43,10 @@ fn key_rules(key: &str) -> Value {
         "cancel" | "slash" => json!({"required": ["send"]}),
         "template.NAME" => json!({"required": ["roles"]}),
         "workspace.NAME" => json!({"required": ["path"]}),
-        "pool.NAME.workspace.setup" => json!({"required": ["command"]}),
+        "pool.NAME.workspace.setup" | "workspace.NAME.setup" => json!({"required": ["command"]}),
+        "pool.NAME.workspace.repos[]" | "workspace.NAME.repos[]" => {
+            json!({"required": ["path", "at"]})
+        }
         "delegate.NAME" => json!({"oneOf": [{"required": ["command"]}, {"required": ["url"]}]}),
         _ => json!({}),
     }
@@ -245,8 +248,15 @@ struct Row {
 }
 
 fn row(key: &str) -> Option<Row> {
-    let begin = format!("| `{key}` |");
-    let line = DOCUMENT.lines().find(|line| line.starts_with(&begin))?;
+    // A registered workspace has the keys of a pool's, which are described once.
+    let of_pool = key
+        .strip_prefix("workspace.NAME.")
+        .map(|key| format!("pool.NAME.workspace.{key}"));
+    let find = |key: &str| {
+        let begin = format!("| `{key}` |");
+        DOCUMENT.lines().find(|line| line.starts_with(&begin))
+    };
+    let line = find(key).or_else(|| find(&of_pool?))?;
     let mut cells = line.trim_matches('|').split('|').map(str::trim).skip(2);
     let (default, meaning) = (cells.next()?, cells.next()?);
     let default = default

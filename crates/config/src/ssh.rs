@@ -346,6 +346,7 @@ pub(super) fn remote_workspace_and_env(
         base: None,
         include: Vec::new(),
         setup: None,
+        repos: Vec::new(),
         branches: false,
         author: None,
     };

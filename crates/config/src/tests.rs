@@ -27,6 +27,8 @@ mod show;
 mod runner;
 #[rustfmt::skip]
 mod trees;
+#[rustfmt::skip]
+mod workspaces;
 
 use std::path::PathBuf;
 

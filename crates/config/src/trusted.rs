@@ -189,7 +189,9 @@ const RUNNER_DIR: &str = "the runner.dir";
 /// The directories of this host that the agents of a pool see, each with what it is.
 pub fn working_dirs(pool: &Pool) -> impl Iterator<Item = (&Path, &'static str)> {
     let workspace = pool.local_workspace().map(|dir| (dir, WORKSPACE));
-    workspace.into_iter().chain(runner_dir(pool))
+    let repos = pool.workspace.repos.iter();
+    let repos = repos.map(|repo| (&*repo.path, WORKSPACE));
+    workspace.into_iter().chain(repos).chain(runner_dir(pool))
 }
 
 /// The directories that they change in place.

@@ -42,6 +42,7 @@ use super::store::StoreConfig;
 use super::template::Template;
 use super::timing::ExitCodes;
 use super::workspace_branches::Author;
+use super::workspace_repos::WorkspaceRepo;
 use super::workspace_setup::WorkspaceSetup;
 pub use container::{Container, ContainerEngine};
 pub use launcher::Launcher;
@@ -516,6 +517,8 @@ pub struct Workspace {
     pub include: Vec<String>,
     /// The command that prepares clones, if there is one. Only with [`WorkspaceMode::Worktree`].
     pub setup: Option<WorkspaceSetup>,
+    /// Further directories at places below it. Only in a copy or clone.
+    pub repos: Vec<WorkspaceRepo>,
     /// Whether the branch of a task that is done comes into the repository by itself. Only with
     /// [`WorkspaceMode::Worktree`].
     pub branches: bool,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::error::quote;
 use super::pool::TRUST_HELP;
 use super::settings::{Keyword, Size, Time, settings};
-use super::table::{Located, Section, keywords};
+use super::table::{Located, Place, Section, keywords};
 use super::types::{Pool, SessionScope, WorkspaceMode};
 use marshal_model::{limits, string_enum};
 
@@ -132,13 +132,10 @@ fn is_path(text: &str) -> bool {
 }
 
 /// Checks a pool's setup against its other keys.
-pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool) {
+pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool, place: Option<&Place>) {
     if pool.workspace.setup.is_none() {
         return;
     }
-    let Some(item) = section.section("workspace").get("setup") else {
-        return;
-    };
     let (message, help) = if !pool.launcher.has_built_in_sandbox() {
         let message = format!(
             "a setup needs a sandbox on this host: with launcher = \"{}\" nothing puts its result into a clone",
@@ -152,7 +149,8 @@ pub(super) fn check_consistency(section: &Section<'_>, pool: &Pool) {
         return;
     };
     let help = Some(help.to_owned());
-    section.diagnostics.report(&item.place, message, help);
+    let place = place.unwrap_or(&section.place);
+    section.diagnostics.report(place, message, help);
 }
 
 impl Pool {

@@ -188,8 +188,11 @@ pub struct TaskReport {
     pub changes_cut: bool,
     /// The host path of the task's copy of the workspace, if it has one.
     pub copy: Option<PathBuf>,
-    /// The host path of its branch's bundle, if it worked in a clone and made commits.
+    /// The host path of its branch's bundle, if it worked in a clone and made commits; of several, the
+    /// first one.
     pub bundle: Option<PathBuf>,
+    /// The bundles of its branches in further repositories of the workspace.
+    pub repos: Vec<RepoBundle>,
     /// The branch in that bundle.
     pub branch: Option<TaskBranch>,
     /// Whether its check passed; `None` if there was none.
@@ -204,6 +207,15 @@ pub struct TaskReport {
     pub detail: Option<UntrustedText>,
     /// The end of the agent's answer, at most 4 KiB.
     pub answer: UntrustedText,
+}
+
+/// The branch of a task in a further repository of its workspace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepoBundle {
+    /// The repository's place in the workspace.
+    pub at: String,
+    /// The host path of the branch's bundle.
+    pub bundle: PathBuf,
 }
 
 /// The branch that a task came back with.

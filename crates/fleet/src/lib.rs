@@ -64,7 +64,7 @@ pub use clock::day_time;
 pub use clock::simulate_stamps;
 pub use files::{FileRead, FileWrite, FilesError, HostAccessError, Parents};
 pub use fleet_event::{
-    ChangeKind, FileChange, FleetEvent, LandedWork, SlotView, TaskBranch, TaskReport,
+    ChangeKind, FileChange, FleetEvent, LandedWork, RepoBundle, SlotView, TaskBranch, TaskReport,
 };
 pub use handle::approvals::{AnswerError, AnswerReceipt, AnswerRequest};
 pub use handle::chats::STOPPED_UNSENT;

@@ -6,11 +6,11 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::fleet_event::{ChangeKind, FileChange, LandedWork, TaskBranch, TaskReport};
+use super::fleet_event::{ChangeKind, FileChange, LandedWork, RepoBundle, TaskBranch, TaskReport};
 use marshal_journal::StoredTask;
 use marshal_journal::codec::{
-    BranchReport, ChangedFile, CodecError, LandedReport, LinesReport, Report, RequestCounts,
-    TokenCounts, read_report, write_report,
+    BranchReport, ChangedFile, CodecError, LandedReport, LinesReport, RepoReport, Report,
+    RequestCounts, TokenCounts, read_report, write_report,
 };
 use marshal_model::budget::{NANOS_PER_DOLLAR, nanos_from_dollars};
 use marshal_model::{
@@ -66,6 +66,7 @@ impl TaskReport {
             changes_cut: self.changes_cut,
             workspace: self.copy.as_ref().map(|copy| copy.to_string_lossy()),
             bundle: self.bundle.as_ref().map(|path| path.to_string_lossy()),
+            repos: self.repos.iter().map(repo_report).collect(),
             branch: self.branch.as_ref().map(|branch| BranchReport {
                 name: Cow::Borrowed(&branch.name),
                 lines: branch.lines.map(|lines| LinesReport {
@@ -141,6 +142,7 @@ impl TaskReport {
                 .workspace
                 .map(|path| PathBuf::from(path.into_owned())),
             bundle: stored.bundle.map(|path| PathBuf::from(path.into_owned())),
+            repos: stored.repos.into_iter().map(RepoBundle::from).collect(),
             branch: stored.branch.map(|branch| TaskBranch {
                 name: branch.name.into_owned(),
                 lines: branch.lines.map(|lines| LineCounts {
@@ -204,6 +206,7 @@ impl TaskReport {
             changes_cut: true,
             copy: None,
             bundle: None,
+            repos: Vec::new(),
             branch: None,
             check: None,
             landed: None,
@@ -216,6 +219,22 @@ impl TaskReport {
                 .map(UntrustedText::new),
             answer: UntrustedText::default(),
         })
+    }
+}
+
+fn repo_report(repo: &RepoBundle) -> RepoReport<'_> {
+    RepoReport {
+        at: Cow::Borrowed(&repo.at),
+        bundle: repo.bundle.to_string_lossy(),
+    }
+}
+
+impl From<RepoReport<'_>> for RepoBundle {
+    fn from(stored: RepoReport<'_>) -> Self {
+        Self {
+            at: stored.at.into_owned(),
+            bundle: PathBuf::from(stored.bundle.into_owned()),
+        }
     }
 }
 

@@ -5,8 +5,8 @@
 
 use std::path::PathBuf;
 
-use super::fleet_event::TaskBranch;
-use super::session::{CheckResult, LandingResult, ReturnedBranch, Tally};
+use super::fleet_event::{RepoBundle, TaskBranch};
+use super::session::{CheckResult, LandingResult, ReturnedBranches, Tally};
 use marshal_journal::codec::CodecError;
 use marshal_journal::{Journal, OpenError, ReadError, Reader, StoredRun, StoredTask};
 use marshal_model::{Event, IdError, RunId, SessionId, TaskId, TurnOutcome, UntrustedText};
@@ -58,6 +58,8 @@ pub(super) struct AttemptRecord {
     pub(super) copy: Option<PathBuf>,
     /// The bundle of its branch, if it exists.
     pub(super) bundle: Option<PathBuf>,
+    /// Those of further repositories.
+    pub(super) repos: Vec<RepoBundle>,
     /// The branch in it, if this start made it again.
     pub(super) branch: Option<TaskBranch>,
     /// A note about the branch.
@@ -70,11 +72,12 @@ pub(super) struct AttemptRecord {
 
 impl AttemptRecord {
     /// Its clone was looked at after the supervisor was killed.
-    pub(super) fn record_branch(&mut self, returned: ReturnedBranch) {
-        self.is_without_commits = returned.bundle.is_none();
-        self.bundle = returned.bundle;
-        self.branch = returned.branch;
-        self.remark = returned.remark;
+    pub(super) fn record_branches(&mut self, made: ReturnedBranches) {
+        self.is_without_commits = made.bundle.is_none();
+        self.bundle = made.bundle;
+        self.repos = made.repos;
+        self.branch = made.branch;
+        self.remark = made.remark;
     }
 }
 
@@ -162,6 +165,7 @@ fn replay_attempt(
         last_at_us: None,
         copy: None,
         bundle: None,
+        repos: Vec::new(),
         branch: None,
         remark: None,
         is_without_commits: false,
@@ -211,8 +215,12 @@ fn replay_attempt(
         // The spend of a slot's session is not kept by task.
         record.tally.cost = past.reader.session_spend(session)?.nanodollars;
     }
-    let bundle = branch::bundle_path(past.state, session);
-    record.bundle = bundle.symlink_metadata().is_ok().then_some(bundle);
+    for (at, bundle) in branch::stored_bundles(past.state.copies(), session) {
+        record.bundle.get_or_insert_with(|| bundle.clone());
+        if !at.is_empty() {
+            record.repos.push(RepoBundle { at, bundle });
+        }
+    }
     record.copy = place.symlink_metadata().is_ok().then_some(place);
     Ok(record)
 }

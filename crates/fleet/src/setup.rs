@@ -8,7 +8,7 @@
 //! journal keeps only the names of the pools.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -296,10 +296,10 @@ pub(crate) struct PoolShared {
     pub(crate) pending_approvals: Mutex<BTreeSet<(Instant, PermissionRequestId)>>,
     /// The sandbox layers that the newest child lacks; `None` before the first child.
     pub(crate) sandbox_gaps: Mutex<Option<Vec<SandboxGap>>>,
-    /// The commit whose uncommitted changes were warned of: one warning is enough.
-    pub(crate) warned_uncommitted: Mutex<Option<ObjectId>>,
-    /// What clones were last said to lack.
-    pub(crate) warned_missing: Mutex<Option<String>>,
+    /// For each directory, the commit whose uncommitted changes were warned of: one warning is enough.
+    pub(crate) warned_uncommitted: Mutex<BTreeMap<PathBuf, ObjectId>>,
+    /// What sessions in each directory were last said to lack.
+    pub(crate) warned_missing: Mutex<BTreeMap<PathBuf, String>>,
     /// The pool's phase, and how many of its slots receive tasks.
     pub(crate) phase_and_width: Mutex<(PoolPhase, u16)>,
     /// The index of the pool's first slot in the fleet: slot `i` has the uid with index
@@ -308,6 +308,14 @@ pub(crate) struct PoolShared {
 }
 
 impl PoolShared {
+    /// Whether this differs from what was last said of the directory: sessions say it once.
+    pub(crate) fn is_new_warning(&self, directory: &Path, missing: &str) -> bool {
+        let warned = &self.warned_missing;
+        let mut warned = warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = warned.insert(directory.to_owned(), missing.to_owned());
+        before.as_deref() != Some(missing)
+    }
+
     /// Checks that this pool supports a task's attached files.
     pub(crate) fn check_prompt_files(&self, spec: &TaskSpec) -> Result<(), SubmitError> {
         let has_files = !(spec.files.is_empty() && spec.embedded_files.is_empty());

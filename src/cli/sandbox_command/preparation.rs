@@ -386,6 +386,9 @@ async fn copy_workspace(
     };
     let listing = match git_files {
         Some(mut files) => {
+            files
+                .add_nested(&root, marshal_model::limits::COPY_FILES)
+                .map_err(copy::CopyError::from)?;
             files.leave_out(|path| masks.hides_in(&root, path));
             Listing::Git(files)
         }
@@ -401,8 +404,8 @@ async fn copy_workspace(
     let made = copy::create(
         &state,
         &session,
-        &root,
-        &listing,
+        (&root, &listing),
+        &[],
         owner,
         copy::CopyBounds::default(),
     )?;

@@ -79,6 +79,7 @@ pub(crate) mod registries;
 mod reload;
 mod reload_writing;
 mod report_page;
+mod repositories;
 mod rounds;
 pub(crate) mod routes;
 mod secret_kinds;

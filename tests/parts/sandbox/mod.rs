@@ -22,6 +22,7 @@ mod overlay_late;
 mod overlay_raced;
 mod overlay_run;
 mod ready;
+mod reflinks;
 mod refusals;
 mod trees;
 mod view;

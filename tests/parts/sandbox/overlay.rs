@@ -464,8 +464,8 @@ async fn a_large_workspace_is_ready_at_once() {
     copy::create(
         &state,
         &session(),
-        &lower,
-        &Listing::Except(Masks::default().into()),
+        (&lower, &Listing::Except(Masks::default().into())),
+        &[],
         None,
         bounds,
     )

@@ -208,8 +208,8 @@ async fn a_slice_of_twenty_thousand_files_is_there_at_once() {
     let copied = copy::create(
         &state,
         &session,
-        &root,
-        &Listing::Except(Masks::default().into()),
+        (&root, &Listing::Except(Masks::default().into())),
+        &[],
         None,
         bounds,
     )

@@ -79,7 +79,7 @@ pub(super) fn check_consistency(
         diagnostics.report(place, message, None);
     }
     check_overlay(diagnostics, pool, blame);
-    workspace_view::check_mode_has_sandbox(diagnostics, pool, &blame.mode);
+    workspace_view::check_mode_has_sandbox(diagnostics, pool, &blame.workspace.mode);
     timing::check_idle_resumes(diagnostics, pool, blame.idle.as_ref());
     let routes: Vec<_> = pool.routes.iter().map(|route| route.name.clone()).collect();
     let routes = pool.network.serves_ports().then_some(&routes[..]);
@@ -139,16 +139,16 @@ fn check_overlay(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
     let help = Some("use mode \"copy\"".to_owned());
     if pool.launcher.is_unsandboxed() {
         let message = "mode = \"overlay\" needs a sandbox: with launcher = \"none\" the agent has no mounts of its own";
-        diagnostics.report(&blame.mode, message, help);
+        diagnostics.report(&blame.workspace.mode, message, help);
     } else if pool.launcher.sandbox_gap().is_some() {
         let message = format!(
             "mode = \"overlay\" needs launcher = \"unshare\": \"{}\" mounts no overlay",
             pool.launcher
         );
-        diagnostics.report(&blame.mode, message, help);
+        diagnostics.report(&blame.workspace.mode, message, help);
     } else if pool.options.session == SessionScope::Slot && !pool.check.is_empty() {
         let message = "mode = \"overlay\" with session = \"slot\" excludes a check: the check would run beside the agent on the same files";
-        diagnostics.report(&blame.mode, message, help);
+        diagnostics.report(&blame.workspace.mode, message, help);
     }
 }
 
@@ -296,7 +296,7 @@ fn check_home_files(diagnostics: &Diagnostics, pool: &Pool, blame: &KeyPlaces) {
             "home_files copies {}, which the agent could write: keep it outside of the workspace",
             quote(&path.to_string_lossy())
         );
-        diagnostics.report(&blame.path, message, None);
+        diagnostics.report(&blame.workspace.path, message, None);
     }
 }
 
@@ -326,7 +326,12 @@ fn check_discovered_file(
     if let (Network::Proxy, Some(place)) = (pool.network, &blame.network) {
         refuse(place, "network = \"proxy\"");
     }
-    if !pool.workspace.path.starts_with(context.dir) {
-        refuse(&blame.path, "a workspace outside its own directory");
+    // A registered workspace was refused by its own table.
+    let is_own = blame.workspace.path.key.starts_with("pool.");
+    if is_own && !pool.workspace.path.starts_with(context.dir) {
+        refuse(
+            &blame.workspace.path,
+            "a workspace outside its own directory",
+        );
     }
 }

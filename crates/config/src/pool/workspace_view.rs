@@ -25,15 +25,14 @@ pub(crate) const fn can_be_masked(mode: WorkspaceMode, launcher: Launcher) -> bo
 }
 
 /// Mask and slice of a workspace.
-pub(super) fn read(
+pub(crate) fn read(
     table: &Section<'_>,
     mode: WorkspaceMode,
-    launcher: Launcher,
     is_found_file: bool,
 ) -> (Vec<String>, Vec<String>) {
     let mask = table.texts_like("mask", PATTERN);
     let slice = table.texts_like("slice", PATTERN);
-    let hidden = read_mask(table, mask.as_ref(), mode, launcher, is_found_file);
+    let hidden = read_mask(table, mask.as_ref(), is_found_file);
     let alone = slice
         .as_ref()
         .map_or_else(Vec::new, |slice| read_slice(table, slice, mode));
@@ -44,7 +43,7 @@ pub(super) fn read(
 const BASE_PATTERN: &str = r"^[A-Za-z0-9][A-Za-z0-9._/@{}^~+-]{0,254}$";
 
 /// What the clones of a workspace start from.
-pub(super) fn read_base(table: &Section<'_>, mode: WorkspaceMode) -> Option<String> {
+pub(crate) fn read_base(table: &Section<'_>, mode: WorkspaceMode) -> Option<String> {
     let found = table.get("base")?.text_like(BASE_PATTERN)?;
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"._/@{}^~+-".contains(&b);
     let begins = found.value.starts_with(|c: char| c.is_ascii_alphanumeric());
@@ -66,7 +65,7 @@ pub(super) fn read_base(table: &Section<'_>, mode: WorkspaceMode) -> Option<Stri
 }
 
 /// The untracked files that go along into a copy or clone.
-pub(super) fn read_include(table: &Section<'_>, mode: WorkspaceMode) -> Vec<String> {
+pub(crate) fn read_include(table: &Section<'_>, mode: WorkspaceMode) -> Vec<String> {
     let Some(list) = table.texts_like("include", PATTERN) else {
         return Vec::new();
     };
@@ -96,22 +95,11 @@ pub(super) fn read_include(table: &Section<'_>, mode: WorkspaceMode) -> Vec<Stri
 fn read_mask(
     table: &Section<'_>,
     mask: Option<&Located<Vec<Located<String>>>>,
-    mode: WorkspaceMode,
-    launcher: Launcher,
     is_found_file: bool,
 ) -> Vec<String> {
-    let can = can_be_masked(mode, launcher);
     let Some(mask) = mask else {
-        let usual = if can { &DEFAULT_MASK[..] } else { &[] };
-        return usual.iter().map(|&pattern| pattern.to_owned()).collect();
+        return DEFAULT_MASK.map(str::to_owned).to_vec();
     };
-    if !can {
-        let message = "a mask needs a sandbox on this host: without one nothing hides a file";
-        let help = "use mode \"copy\"";
-        let diagnostics = table.diagnostics;
-        diagnostics.report(&mask.place, message, Some(help.to_owned()));
-        return Vec::new();
-    }
     if mask.value.len() > limits::MASK_PATTERNS {
         let message = format!("a mask has at most {} patterns", limits::MASK_PATTERNS);
         table.diagnostics.report(&mask.place, message, None);
@@ -190,6 +178,11 @@ pub(super) fn check_mode_has_sandbox(diagnostics: &Diagnostics, pool: &Pool, mod
         WorkspaceMode::Copy | WorkspaceMode::Rw | WorkspaceMode::Overlay => return,
     };
     diagnostics.report(mode, message, Some("use mode \"copy\"".to_owned()));
+}
+
+/// Whether it is a path below another, without `.` and `..`.
+pub(crate) fn is_below(path: &str) -> bool {
+    !path.starts_with('/') && is_plain(path)
 }
 
 fn is_plain(text: &str) -> bool {

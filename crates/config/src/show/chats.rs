@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::super::role::{ChatConfig, RegisteredWorkspace, Role};
 use super::super::template::Template;
-use super::{RenderedTable, path};
+use super::RenderedTable;
+use crate::Launcher;
 use marshal_model::{RoleName, TemplateName, WorkspaceName};
 
 /// The tables of all of them.
@@ -30,9 +31,12 @@ pub(super) fn tables(
         tables.push(table);
     }
     for (name, workspace) in workspaces {
-        let RegisteredWorkspace { path: item, shared } = workspace;
+        let RegisteredWorkspace {
+            workspace: keys,
+            shared,
+        } = workspace;
         let mut table = RenderedTable::new(&["workspace", name.as_str()]);
-        table.put("path", path(item));
+        super::ssh::put_workspace(&mut table, "", keys, Launcher::Unshare);
         table.put("shared", *shared);
         tables.push(table);
     }

@@ -75,6 +75,21 @@ pub(super) fn put_files(
     launcher: crate::Launcher,
     home_files: &BTreeMap<String, PathBuf>,
 ) {
+    put_workspace(table, "workspace.", workspace, launcher);
+    let files = home_files
+        .iter()
+        .map(|(name, file)| (name.clone(), path(file)));
+    table.put_named("home_files", files.collect());
+}
+
+/// The keys of a workspace, each with this before its name.
+pub(super) fn put_workspace(
+    table: &mut RenderedTable,
+    prefix: &str,
+    workspace: &Workspace,
+    launcher: crate::Launcher,
+) {
+    let key = |name: &str| format!("{prefix}{name}");
     let Workspace {
         path: work,
         mode,
@@ -83,31 +98,41 @@ pub(super) fn put_files(
         base,
         include,
         setup,
+        repos,
         branches,
         author,
     } = workspace;
-    table.put("workspace.path", path(work));
-    table.put("workspace.mode", mode.as_str());
+    table.put(&key("path"), path(work));
+    table.put(&key("mode"), mode.as_str());
     if super::super::pool::workspace_view::can_be_masked(*mode, launcher) {
-        table.put("workspace.mask", super::texts(mask));
+        table.put(&key("mask"), super::texts(mask));
     }
-    table.put("workspace.slice", super::texts(slice));
-    table.put_optional("workspace.base", base.as_deref());
+    table.put(&key("slice"), super::texts(slice));
+    table.put_optional(&key("base"), base.as_deref());
     if mode.is_per_session() {
-        table.put("workspace.include", super::texts(include));
+        table.put(&key("include"), super::texts(include));
     }
     if let Some(setup) = setup {
-        table.put("workspace.setup.command", super::texts(&setup.command));
-        table.put("workspace.setup.inputs", super::texts(&setup.inputs));
-        setup.show_keys(table, "workspace.setup.");
+        table.put(&key("setup.command"), super::texts(&setup.command));
+        table.put(&key("setup.inputs"), super::texts(&setup.inputs));
+        setup.show_keys(table, &key("setup."));
+    }
+    if mode.is_per_session() {
+        let repos = repos.iter().map(|repo| {
+            let mut shown = toml::Table::new();
+            shown.insert("path".to_owned(), path(&repo.path));
+            shown.insert("at".to_owned(), repo.at.clone().into());
+            shown.insert("mode".to_owned(), repo.mode.as_str().into());
+            if let Some(base) = &repo.base {
+                shown.insert("base".to_owned(), base.clone().into());
+            }
+            toml::Value::Table(shown)
+        });
+        table.put(&key("repos"), repos.collect::<Vec<_>>());
     }
     if *mode == crate::WorkspaceMode::Worktree {
-        table.put("workspace.branches", *branches);
+        table.put(&key("branches"), *branches);
         let author = author.as_ref().map(ToString::to_string);
-        table.put_optional("workspace.author", author.as_deref());
+        table.put_optional(&key("author"), author.as_deref());
     }
-    let files = home_files
-        .iter()
-        .map(|(name, file)| (name.clone(), path(file)));
-    table.put_named("home_files", files.collect());
 }

@@ -159,7 +159,7 @@ fn the_supervisor_table_is_checked() {
     check("state_dir = \"$HOME/x\"", "variables are not expanded");
     check("state_dir = \"a\\u0000b\"", "a NUL character");
     check("state_dir = 1", "expected a string");
-    check("state_dir = \"/etc/marshal/state\"", "pool.demo: the workspace contains the state directory");
+    check("state_dir = \"/etc/marshal/state\"", "pool.demo.workspace: the workspace contains the state directory");
     check("state_dir = \"/etc/marshal\"", "the workspace contains the state directory");
     check("state_dir = \"../marshal/x\"", "the workspace contains the state directory");
     check("statedir = \"/x\"", "did you mean state_dir?");

@@ -228,8 +228,8 @@ fn names_must_lead_somewhere() {
 
 #[test]
 fn workspaces_are_checked() {
-    check("workspace = \"/srv\"", "pool.demo.workspace: expected a table such as { path = \".\", mode = \"copy\" }");
-    check("workspace = 4", "expected a table");
+    check("workspace = \"/srv\"", "there is no workspace \"/srv\": expected the name of a [workspace.NAME], or a table such as { path = \".\", mode = \"copy\" }");
+    check("workspace = 4", "expected the name of a [workspace.NAME] or a table");
     check("workspace = { path = \"\" }", "pool.demo.workspace.path: a path must not be empty");
     check("workspace = { path = \"~\" }", "\"~\" is not expanded");
     check("workspace = { path = \"${HOME}\" }", "variables are not expanded");
@@ -479,7 +479,7 @@ fn routes_are_refused_where_they_lead_nowhere_or_let_a_key_out() {
     of_git("pull_request_base = \"main\"", "pull_request_base needs pull_request");
     of_git("pull_request = \"gitea\"\npull_request_base = \"a..b\"", "expected the name of a branch");
     of_git("pull_request = \"gitea\"\napi = \"http://a.example\"", "found \"http://a.example\"");
-    of_git("pull_request = \"gitea\"\napi_secret = \"abc\"", "expected \"env:NAME\" or \"file:PATH\"");
+    of_git("pull_request = \"gitea\"\napi_secret = \"abc\"", "expected \"env:NAME\", \"file:PATH\" or \"credential:NAME\"");
     of_git("pull_request = \"gitea\"\npush = []", "a pull request needs a branch that is pushed");
     of_git("pull_request = \"gitea\"\nrepositories = [\"a/b/c\"]", "needs repositories of the form \"owner/name\"");
     route(&format!("{good}pull_request = \"github\""), "pull_request is not for a route of kind \"model\"");

@@ -25,7 +25,7 @@ fn chats_roles_and_workspaces_are_read_with_their_defaults() {
     assert_eq!(role("writer").model.as_deref(), Some("small"));
     assert_eq!(role("writer").instructions.as_deref(), Some("Be\nbrief."));
     assert_eq!((&role("plain").model, &role("plain").instructions), (&None, &None));
-    let path = |name| config.workspaces[&WorkspaceName::new(name).expect("name")].path.as_path();
+    let path = |name| config.workspaces[&WorkspaceName::new(name).expect("name")].workspace.path.as_path();
     assert_eq!(path("site"), Path::new("/etc/site"));
     assert_eq!(path("abs"), Path::new("/srv/x"));
     let shared: Vec<_> = config.workspaces.values().map(|of| of.shared).collect();

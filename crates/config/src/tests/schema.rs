@@ -10,9 +10,21 @@ use crate::{ConfigErrors, DEFAULT, schema};
 /// Words of faults that no schema can find: of texts before they are TOML, of bounds that a pattern
 /// cannot say, of names that must lead somewhere, of keys that must agree.
 const BEYOND: &[&str] = &[
+    "there is no workspace",
+    "the agent sees the directory itself, in which there is no place",
+    "or the workspace's own mode",
+    "repos has at most",
+    "expected a path below the workspace",
+    "overlaps with",
+    "is in the workspace already",
+    "repos need a sandbox",
+    "may not use a repository outside",
     "only clones start from a base",
     "only clones have branches",
     "workspace.branches with session",
+    "needs pull_request",
+    "a pull request needs a branch",
+    "needs repositories of the form",
     "all files are there",
     "no alternatives in braces",
     "the site's policy is",

@@ -173,7 +173,7 @@ env = { PATH = "/bin" }
 events = ["parked"]
 [pool.cloned]
 agent = "script"
-workspace = { mode = "worktree", base = "origin/main", branches = true, author = "Ada <ada@example.com>", include = ["local.toml"], setup = { command = ["npm", "ci"], inputs = ["package-lock.json"], network = "host" } }
+workspace = { mode = "worktree", base = "origin/main", branches = true, author = "Ada <ada@example.com>", include = ["local.toml"], setup = { command = ["npm", "ci"], inputs = ["package-lock.json"], network = "host" }, repos = [{ path = "../lib", at = "lib", base = "v1" }, { path = "/srv/docs", at = "docs", mode = "ro" }] }
 [chat]
 idle = "90s"
 [template.campaign]
@@ -191,6 +191,11 @@ instructions = "Be \u001b brief."
 [workspace.site]
 path = "site"
 shared = true
+mode = "worktree"
+author = "Ada <ada@example.com>"
+base = "main"
+setup = { command = ["make"] }
+repos = [{ path = "../lib", at = "lib" }]
 [store]
 postgres = "file:connection"
 ca = "ca.pem"

@@ -201,7 +201,7 @@ impl Chats {
         if let Some((key, _)) = remarks.iter().find(|(_, is)| *is) {
             directory::check_supports_remarks(&config, &role_name, role, key)?;
         }
-        let path = registered.path.clone();
+        let path = registered.workspace.path.clone();
         let files = create_request.files.clone();
         let root = path.clone();
         let checked =
@@ -518,7 +518,7 @@ impl Inner {
     fn directory(&self, chat: &StoredChat) -> Option<PathBuf> {
         let config = self.config.current();
         let workspace = config.workspaces.get(&chat.workspace)?;
-        Some(workspace.path.clone())
+        Some(workspace.workspace.path.clone())
     }
 
     /// Checks whether the chat could get an actor.

@@ -29,7 +29,7 @@ impl Roots {
         let all = config
             .workspaces
             .iter()
-            .map(|(name, workspace)| (name.clone(), real(&workspace.path)));
+            .map(|(name, workspace)| (name.clone(), real(&workspace.workspace.path)));
         let protected = config
             .trusted_paths()
             .into_iter()

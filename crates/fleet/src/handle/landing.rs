@@ -2,7 +2,7 @@
 
 use crate::session::{
     LandRequest, Landing, LandingError, PullRequestError, PullRequestOrder, PushedBranch,
-    land_bundle, open_pull_request,
+    land_bundles, open_pull_request,
 };
 use crate::{FleetHandle, PoolEntry};
 use marshal_model::{PoolName, SlotId};
@@ -27,7 +27,7 @@ impl FleetHandle {
             pool: pool.clone(),
             index: 0,
         };
-        land_bundle(&self.0.shared, &entry.shared, slot, request).await
+        land_bundles(&self.0.shared, &entry.shared, slot, request).await
     }
 
     /// Pushes a bundle to a git server and opens a pull request for it, with the mask and the sandbox of

@@ -201,12 +201,12 @@ impl FleetHandle {
             let slot = SlotId { pool, index };
             let (shared, session) = (&self.0.shared, &last.session);
             let pool = &entry.shared;
-            match Box::pin(session::recover_branch(
+            match Box::pin(session::recover_branches(
                 shared, pool, slot, session, is_result,
             ))
             .await
             {
-                Ok(made) => last.record_branch(made),
+                Ok(made) => last.record_branches(made),
                 Err(error) => {
                     let why = format!("its branch could not be bundled ({error})");
                     last.landing = lands.then_some(LandingResult::Failed(why));
@@ -249,7 +249,7 @@ impl FleetHandle {
                 check: OwnCheck::of_task(spec.check, spec.land.as_deref()),
                 cancelled: CancellationToken::new(),
             };
-            let landed = session::land_bundle(shared, &entry.shared, slot, request).await;
+            let landed = session::land_bundles(shared, &entry.shared, slot, request).await;
             last.landing = Some(LandingResult::from(landed));
         }
     }
@@ -433,6 +433,7 @@ impl UnfinishedTask {
             past.last = slot.map(|slot| (slot, last.session.clone()));
             past.copy.clone_from(&last.copy);
             past.bundle.clone_from(&last.bundle);
+            past.repos.clone_from(&last.repos);
             past.branch.clone_from(&last.branch);
             past.check = last.check.as_ref().map(CheckResult::passed);
             past.remark.clone_from(&last.remark);

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::budgets::{JobPermit, RunLimits};
 use crate::clock;
-use crate::fleet_event::{FileChange, LandedWork, TaskBranch, TaskReport};
+use crate::fleet_event::{FileChange, LandedWork, RepoBundle, TaskBranch, TaskReport};
 use crate::handle::task_dependencies::TaskDependency;
 use crate::notification::Notification;
 use crate::session::{Attempt, CheckResult, LandingResult, Tally, outcome};
@@ -62,6 +62,7 @@ pub(crate) struct ActiveTask {
     changes_cut: bool,
     copy: Option<PathBuf>,
     bundle: Option<PathBuf>,
+    repos: Vec<RepoBundle>,
     branch: Option<TaskBranch>,
     check: Option<bool>,
     /// What its work landed as.
@@ -106,6 +107,7 @@ impl ActiveTask {
             changes_cut: false,
             copy: None,
             bundle: None,
+            repos: Vec::new(),
             branch: None,
             check: None,
             landed: None,
@@ -142,6 +144,7 @@ impl ActiveTask {
         self.last = past.last;
         self.copy = past.copy;
         self.bundle = past.bundle;
+        self.repos = past.repos;
         self.branch = past.branch;
         self.check = past.check;
         self.remark = past.remark;
@@ -164,6 +167,7 @@ impl ActiveTask {
         self.changes_cut = attempt.survey.cut;
         self.copy.clone_from(&attempt.survey.copy);
         self.bundle.clone_from(&attempt.survey.returned.bundle);
+        self.repos.clone_from(&attempt.survey.returned.repos);
         self.branch.clone_from(&attempt.survey.returned.branch);
         self.check = attempt.check.as_ref().map(CheckResult::passed);
         let landing = attempt.survey.landing.as_ref();
@@ -206,6 +210,7 @@ impl ActiveTask {
             changes_cut: self.changes_cut,
             copy: self.copy,
             bundle: self.bundle,
+            repos: self.repos,
             branch: self.branch,
             check: self.check,
             landed: self
@@ -252,6 +257,8 @@ pub(crate) struct PriorAttempts {
     pub(crate) copy: Option<PathBuf>,
     /// The bundle of its last attempt.
     pub(crate) bundle: Option<PathBuf>,
+    /// Those of further repositories.
+    pub(crate) repos: Vec<RepoBundle>,
     /// The branch in it.
     pub(crate) branch: Option<TaskBranch>,
     /// Whether the check of its last attempt passed.

@@ -13,8 +13,8 @@ use serde_json::value::RawValue;
 use marshal_model::{AgentClaims, Event, EventId, EventKind, SessionId, StampedEvent};
 
 pub use report::{
-    BranchReport, ChangedFile, LandedReport, LinesReport, Report, RequestCounts, TokenCounts,
-    read_report, write_report,
+    BranchReport, ChangedFile, LandedReport, LinesReport, RepoReport, Report, RequestCounts,
+    TokenCounts, read_report, write_report,
 };
 pub use spec::read_spec;
 pub(crate) use spec::spec_json;

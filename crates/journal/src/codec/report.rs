@@ -55,9 +55,13 @@ pub struct Report<'a> {
     pub changes_cut: bool,
     /// The task's own copy of the workspace, on the host.
     pub workspace: Option<Cow<'a, str>>,
-    /// The bundle of its branch, on the host, with workspace mode `worktree`.
+    /// The bundle of its branch, on the host, with workspace mode `worktree`; the first one, if it has
+    /// branches in several repositories.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle: Option<Cow<'a, str>>,
+    /// The bundles of its branches in further repositories of the workspace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repos: Vec<RepoReport<'a>>,
     /// The branch in that bundle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branch: Option<BranchReport<'a>>,
@@ -75,6 +79,16 @@ pub struct Report<'a> {
     pub detail: Option<Cow<'a, str>>,
     /// The last piece of the agent's answer.
     pub answer: Cow<'a, str>,
+}
+
+/// A branch in a further repository of the workspace.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RepoReport<'a> {
+    /// Its place in the workspace.
+    pub at: Cow<'a, str>,
+    /// The bundle of its branch, on the host.
+    pub bundle: Cow<'a, str>,
 }
 
 /// The branch that a task came back with.
@@ -218,6 +232,7 @@ mod tests {
             changes_cut: true,
             workspace: Some("/state/copies/s".into()),
             bundle: None,
+            repos: Vec::new(),
             branch: None,
             check: None,
             landed: None,

@@ -131,6 +131,9 @@ pub const SLICES: usize = 64;
 /// Patterns of one mask.
 pub const MASK_PATTERNS: usize = 256;
 
+/// Further directories of one workspace: each is a clone, a copy or a mount of every session.
+pub const WORKSPACE_REPOS: usize = 16;
+
 /// Files of the repository that decide whether the result of a setup is used again.
 pub const SETUP_INPUTS: usize = 64;
 

@@ -28,7 +28,6 @@ use serde::{Deserialize, Serialize};
 use self::bundle_header::{BundleHeader, BundleHeaderError, ObjectId};
 pub use self::repository::{GitFileFault, Repository};
 use super::copy::PART;
-use super::file_list::FileList;
 use super::removal::remove_tree;
 use super::tree::{Kind, Root, TreeError, meta_of};
 use super::{Owner, foreign_path};
@@ -36,8 +35,8 @@ use crate::state_dir::StateDir;
 use marshal_model::limits;
 use marshal_model::{RunId, SessionId, TaskId, UntrustedText};
 
-/// Path inside of the source's objects, read-only; the clone's alternates name it.
-pub const OBJECTS_INSIDE: &str = "/run/marshal/objects";
+/// Path inside of the objects of the workspace's source, read-only; its clone's alternates name it.
+const OBJECTS_INSIDE: &str = "/run/marshal/objects";
 /// Path of the source's repository in the sandbox that runs git, read-only.
 pub const SOURCE_INSIDE: &str = "/run/marshal/source.git";
 /// Path of a bundle in the sandbox that runs git, read-only.
@@ -49,6 +48,82 @@ const OUT_BUNDLE: &str = "out.bundle";
 /// Maximum size of a [`CloneRecord`] in bytes.
 const RECORD_BYTES: u64 = 64 << 10;
 
+/// A clone of a session: of its workspace, or of a further repository in it. Its files beside the session's
+/// tree and its objects inside have its number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CloneId {
+    /// The session.
+    pub session: SessionId,
+    /// 0 for the workspace; its further repositories are numbered from 1.
+    number: usize,
+}
+
+impl CloneId {
+    /// The clone of the workspace itself.
+    #[must_use]
+    pub fn workspace(session: &SessionId) -> Self {
+        Self::numbered(session, 0)
+    }
+
+    /// The clone with this number.
+    #[must_use]
+    pub fn numbered(session: &SessionId, number: usize) -> Self {
+        Self {
+            session: session.clone(),
+            number,
+        }
+    }
+
+    /// The clones of a session that have a record, that of the workspace first.
+    #[must_use]
+    pub fn all(copies: &Root, session: &SessionId) -> Vec<Self> {
+        let all = (0..=limits::WORKSPACE_REPOS).map(|number| Self::numbered(session, number));
+        all.take_while(|id| {
+            copies
+                .path()
+                .join(id.sidecar("branch"))
+                .symlink_metadata()
+                .is_ok()
+        })
+        .collect()
+    }
+
+    /// Whether it is the clone of the workspace itself.
+    #[must_use]
+    pub const fn is_workspace(&self) -> bool {
+        self.number == 0
+    }
+
+    /// Path inside of the source's objects, read-only; the clone's alternates name it.
+    #[must_use]
+    pub fn objects_inside(&self) -> String {
+        match self.number {
+            0 => OBJECTS_INSIDE.to_owned(),
+            number => format!("{OBJECTS_INSIDE}-{number}"),
+        }
+    }
+
+    /// The name of a file beside the session's tree. No session id contains a comma.
+    fn sidecar(&self, what: &str) -> String {
+        sidecar_name(self.session.as_str(), self.number, what)
+    }
+}
+
+fn sidecar_name(session: &str, number: usize, what: &str) -> String {
+    match number {
+        0 => format!("{session},{what}"),
+        number => format!("{session},{what}-{number}"),
+    }
+}
+
+/// The names of all files that the clones of a session may have beside its tree, the records last.
+pub(super) fn sidecar_names(session: &str) -> impl Iterator<Item = String> + '_ {
+    let of = move |what| {
+        (0..=limits::WORKSPACE_REPOS).map(move |number| sidecar_name(session, number, what))
+    };
+    ["bundle", "landing", "branch"].into_iter().flat_map(of)
+}
+
 /// The record of a clone, stored as long as the clone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,6 +134,9 @@ pub struct CloneRecord {
     pub source: PathBuf,
     /// The commit that the clone started from.
     pub base: ObjectId,
+    /// Its place in the workspace; empty for the workspace itself.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub at: String,
     /// The clone's branch, if it is that of a task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub branch: Option<String>,
@@ -70,6 +148,15 @@ impl CloneRecord {
     pub fn branch_of(&self, session: &SessionId) -> String {
         let of_session = || session_branch(session);
         self.branch.clone().unwrap_or_else(of_session)
+    }
+}
+
+/// A path of the repository at this place, as a path of the workspace.
+#[must_use]
+pub fn in_workspace(at: &str, path: &str) -> String {
+    match at {
+        "" => path.to_owned(),
+        _ => format!("{at}/{path}"),
     }
 }
 
@@ -116,6 +203,12 @@ pub enum BranchError {
          fetch it, or name another"
     )]
     NoBase(String),
+    /// Another directory of the workspace has the same repository.
+    #[error(
+        "its repository is that of another directory of the workspace, in which the branch of the \
+         session can exist once: remove one of them, or use mode = \"ro\" for it"
+    )]
+    SameRepository,
     /// It exceeds the limits of a copy.
     #[error(
         "its HEAD has more than {} files or {} MiB; use mode \"ro\"",
@@ -220,29 +313,24 @@ fn to_ref(id: &str) -> String {
     part + rest
 }
 
-/// The path of a session's bundle, whether it exists or not.
+/// The path of a clone's bundle, whether it exists or not.
 #[must_use]
-pub fn bundle_path(state: &StateDir, session: &SessionId) -> PathBuf {
-    bundle_path_in(state.copies(), session)
+pub fn bundle_path(copies: &Root, id: &CloneId) -> PathBuf {
+    copies.path().join(id.sidecar("bundle"))
 }
 
-/// The same for clones in any directory.
+/// The bundles of a session that exist, each with the place of its repository.
 #[must_use]
-pub fn bundle_path_in(clones: &Root, session: &SessionId) -> PathBuf {
-    clones.path().join(bundle_name(session.as_str()))
-}
-
-/// Name of the bundle beside a clone. No session id contains a comma.
-pub(super) fn bundle_name(session: &str) -> String {
-    format!("{session},bundle")
-}
-
-pub(super) fn record_name(session: &str) -> String {
-    format!("{session},branch")
-}
-
-pub(super) fn landing_name(session: &str) -> String {
-    format!("{session},landing")
+pub fn stored_bundles(copies: &Root, session: &SessionId) -> Vec<(String, PathBuf)> {
+    let stored = |id: CloneId| {
+        let path = bundle_path(copies, &id);
+        path.symlink_metadata().ok()?;
+        Some((read_record(copies, &id).ok()?.at, path))
+    };
+    CloneId::all(copies, session)
+        .into_iter()
+        .filter_map(stored)
+        .collect()
 }
 
 /// Stores where a session's bundle lands.
@@ -251,11 +339,11 @@ pub(super) fn landing_name(session: &str) -> String {
 /// [`BranchError`]
 pub fn write_landing(
     copies: &Root,
-    session: &SessionId,
+    id: &CloneId,
     record: &LandingRecord,
 ) -> Result<(), BranchError> {
     let text = serde_json::to_vec(record).unwrap_or_default();
-    let name = landing_name(session.as_str());
+    let name = id.sidecar("landing");
     write_file(copies, &name, &mut &*text, RECORD_BYTES)
 }
 
@@ -263,11 +351,8 @@ pub fn write_landing(
 ///
 /// # Errors
 /// [`BranchError::Record`]
-pub fn read_landing(
-    copies: &Root,
-    session: &SessionId,
-) -> Result<Option<LandingRecord>, BranchError> {
-    let name = landing_name(session.as_str());
+pub fn read_landing(copies: &Root, id: &CloneId) -> Result<Option<LandingRecord>, BranchError> {
+    let name = id.sidecar("landing");
     if copies.path().join(&name).symlink_metadata().is_err() {
         return Ok(None);
     }
@@ -304,11 +389,15 @@ pub fn remove_scratch(copies: &Root, name: &str) {
     }
 }
 
-/// Keeps files of a clone that nobody has worked in yet out of what the session commits by itself.
+/// Keeps paths of a tree that nobody has worked in yet out of what a session commits by itself.
 ///
 /// # Errors
 /// [`TreeError`] if the file with such names cannot be written.
-pub fn exclude_files(copies: &Root, part: &str, files: &FileList) -> Result<(), TreeError> {
+pub fn exclude<'p>(
+    copies: &Root,
+    part: &str,
+    paths: impl Iterator<Item = &'p [u8]>,
+) -> Result<(), TreeError> {
     const EXCLUDE: &str = ".git/info/exclude";
     let failed = |errno: Errno| TreeError::at("write", EXCLUDE.as_bytes(), errno);
     let dir = Root::open_at(copies, part, copies.path().join(part))?;
@@ -318,7 +407,7 @@ pub fn exclude_files(copies: &Root, part: &str, files: &FileList) -> Result<(), 
         OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&info, "exclude", flags, Mode::from_raw_mode(0o644));
     let mut lines = b"\n".to_vec();
-    for path in files.paths() {
+    for path in paths {
         lines.push(b'/');
         for byte in path {
             if b"\\*?[]! #".contains(byte) {
@@ -333,16 +422,18 @@ pub fn exclude_files(copies: &Root, part: &str, files: &FileList) -> Result<(), 
         .map_err(|error| TreeError::at("write", EXCLUDE.as_bytes(), error))
 }
 
-/// Gives a complete clone its final name. Its record is written first.
-pub fn publish_clone(
+/// Gives a complete tree of clones its final name. Their records are written first.
+pub fn publish_clones(
     state: &StateDir,
     session: &SessionId,
     part: &str,
-    record: &CloneRecord,
+    records: &[(CloneId, CloneRecord)],
 ) -> Result<PathBuf, BranchError> {
-    let text = serde_json::to_vec(record).unwrap_or_default();
-    let (name, copies) = (record_name(session.as_str()), state.copies());
-    write_file(copies, &name, &mut &*text, RECORD_BYTES)?;
+    let copies = state.copies();
+    for (id, record) in records {
+        let text = serde_json::to_vec(record).unwrap_or_default();
+        write_file(copies, &id.sidecar("branch"), &mut &*text, RECORD_BYTES)?;
+    }
     let path = copies.path().join(session.as_str());
     let flags = RenameFlags::NOREPLACE;
     rustix::fs::renameat_with(copies, part, copies, session.as_str(), flags)
@@ -350,9 +441,9 @@ pub fn publish_clone(
     Ok(path)
 }
 
-/// Reads the record of a session's clone.
-pub fn read_record(copies: &Root, session: &SessionId) -> Result<CloneRecord, BranchError> {
-    let name = record_name(session.as_str());
+/// Reads the record of a clone.
+pub fn read_record(copies: &Root, id: &CloneId) -> Result<CloneRecord, BranchError> {
+    let name = id.sidecar("branch");
     let record: CloneRecord = read_json(copies, &name)?;
     check_version(copies, &name, record.v)?;
     // Parts of it become names of files.
@@ -402,29 +493,29 @@ fn bad_record(copies: &Root, name: &str, why: String) -> BranchError {
 /// change it.
 pub fn store_bundle(
     state: &StateDir,
-    session: &SessionId,
+    id: &CloneId,
     scratch: &str,
     record: &CloneRecord,
 ) -> Result<PathBuf, BranchError> {
     let copies = state.copies();
     let dir = Root::open_at(copies, scratch, copies.path().join(scratch))?;
     let mut made = open_regular(&dir, OUT_BUNDLE)?;
-    read_header(&mut made, session, record)?;
+    read_header(&mut made, &id.session, record)?;
     let at = |error| TreeError::at("read", OUT_BUNDLE.as_bytes(), error);
     std::io::Seek::rewind(&mut made).map_err(at)?;
-    let name = bundle_name(session.as_str());
+    let name = id.sidecar("bundle");
     write_file(copies, &name, &mut made, limits::BUNDLE_BYTES)?;
     Ok(copies.path().join(name))
 }
 
-/// The header of a session's stored bundle.
+/// The header of a clone's stored bundle.
 pub fn stored_header(
     copies: &Root,
-    session: &SessionId,
+    id: &CloneId,
     record: &CloneRecord,
 ) -> Result<BundleHeader, BranchError> {
-    let mut file = open_regular(copies, &bundle_name(session.as_str()))?;
-    read_header(&mut file, session, record)
+    let mut file = open_regular(copies, &id.sidecar("bundle"))?;
+    read_header(&mut file, &id.session, record)
 }
 
 fn read_header(

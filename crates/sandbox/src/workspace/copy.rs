@@ -14,11 +14,13 @@ use rustix::fs::{Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use self::copier::Copier;
+use super::branch::exclude;
 use super::file_list::{FileList, GitDir, ListError, git_dir};
 use super::mask::Masks;
+use super::place::{self, PlaceError};
 use super::removal::remove_tree;
 use super::secret_content::clean_git_config;
-use super::tree::{Root, TreeError, open_handle_at};
+use super::tree::{FileId, Root, TreeError, open_dir_at, open_handle_at};
 use super::{Owner, foreign_path};
 use crate::state_dir::StateDir;
 use marshal_model::limits;
@@ -34,6 +36,15 @@ pub enum Listing {
     Git(FileList),
     /// All files except those that the mask hides; `.git` only if it is a directory.
     Except(Arc<Masks>),
+}
+
+/// A directory that is put into a copy, below it.
+#[derive(Debug)]
+pub struct FurtherDirectory {
+    /// Its place.
+    pub at: String,
+    /// What is copied to it; `None`: it stays empty, for a mount.
+    pub content: Option<(Root, Listing)>,
 }
 
 /// The limits of a copy.
@@ -76,6 +87,18 @@ pub struct CopyReport {
     pub first_unreadable: Option<UntrustedText>,
 }
 
+impl CopyReport {
+    fn add(&mut self, more: Self) {
+        self.files += more.files;
+        self.bytes += more.bytes;
+        self.special += more.special;
+        self.missing += more.missing;
+        self.unreadable += more.unreadable;
+        self.invalid_paths += more.invalid_paths;
+        self.first_unreadable = self.first_unreadable.take().or(more.first_unreadable);
+    }
+}
+
 /// Why there is no copy. A failed copy is removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
@@ -99,6 +122,9 @@ pub enum CopyError {
         /// The path of the copy.
         path: UntrustedText,
     },
+    /// A further directory has no place in it.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     /// A system call failed.
     #[error(transparent)]
     Tree(#[from] TreeError),
@@ -113,8 +139,8 @@ pub enum CopyError {
 pub fn create(
     state: &StateDir,
     session: &SessionId,
-    source: &Root,
-    listing: &Listing,
+    (source, listing): (&Root, &Listing),
+    further: &[FurtherDirectory],
     owner: Option<Owner>,
     bounds: CopyBounds,
 ) -> Result<CopyReport, CopyError> {
@@ -127,7 +153,7 @@ pub fn create(
         return Err(exists());
     }
     remove_tree(state.copies(), &part)?;
-    let made = fill(state, &part, source, listing, owner, bounds).and_then(|copied| {
+    let made = fill(state, &part, (source, listing), further, owner, bounds).and_then(|copied| {
         let flags = RenameFlags::NOREPLACE;
         let copies = state.copies();
         match rustix::fs::renameat_with(copies, &*part, copies, session.as_str(), flags) {
@@ -165,15 +191,45 @@ pub fn add(
 fn fill(
     state: &StateDir,
     part: &str,
-    source: &Root,
-    listing: &Listing,
+    (source, listing): (&Root, &Listing),
+    further: &[FurtherDirectory],
     owner: Option<Owner>,
     bounds: CopyBounds,
 ) -> Result<CopyReport, CopyError> {
     let here = |errno: Errno| TreeError::at("create the directory", part.as_bytes(), errno);
     rustix::fs::mkdirat(state.copies(), part, Mode::from_raw_mode(0o700)).map_err(here)?;
     let target = Root::open_at(state.copies(), part, state.copies().path().join(part))?;
-    let mut copier = Copier::new(source, &target, state.root().meta()?.id, owner, bounds)?;
+    let state_id = state.root().meta()?.id;
+    let mut all = fill_from(state_id, &target, (source, listing), owner, bounds)?;
+    for directory in further {
+        let place = place::make(&target, &directory.at, owner)?;
+        let Some((source, listing)) = &directory.content else {
+            continue;
+        };
+        let left = CopyBounds {
+            bytes: bounds.bytes.saturating_sub(all.bytes),
+            files: bounds.files.saturating_sub(all.files),
+        };
+        all.add(fill_from(state_id, &place, (source, listing), owner, left)?);
+    }
+    // Git would take a further repository for a submodule.
+    let has_info = || open_dir_at(&open_dir_at(&target, c".git")?, c"info");
+    if !further.is_empty() && has_info().is_ok() {
+        let places = further.iter().map(|directory| directory.at.as_bytes());
+        exclude(state.copies(), part, places)?;
+    }
+    Ok(all)
+}
+
+/// Fills an empty directory.
+fn fill_from(
+    state: FileId,
+    target: &Root,
+    (source, listing): (&Root, &Listing),
+    owner: Option<Owner>,
+    bounds: CopyBounds,
+) -> Result<CopyReport, CopyError> {
+    let mut copier = Copier::new(source, target, state, owner, bounds)?;
     let git = git_dir(source)?;
     match listing {
         Listing::Git(list) => copier.copy(list)?,
@@ -186,8 +242,8 @@ fn fill(
         copier.copy_git()?;
     }
     let copied = copier.into_copied();
-    if let Some(text) = clean_git_config(&target)? {
-        replace_git_config(&target, &text, owner)?;
+    if let Some(text) = clean_git_config(target)? {
+        replace_git_config(target, &text, owner)?;
     }
     Ok(copied)
 }

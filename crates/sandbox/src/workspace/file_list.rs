@@ -300,6 +300,27 @@ impl FileList {
         self.sort();
     }
 
+    /// Adds what is in the listed directories: git lists a submodule, and a repository that it does not
+    /// track, as one path.
+    ///
+    /// # Errors
+    /// [`ListError`] if there are more than `max_files`.
+    pub fn add_nested(&mut self, root: &Root, max_files: u64) -> Result<(), ListError> {
+        let is_directory = |path: &&[u8]| {
+            let meta = open_below(root, path).and_then(meta_of);
+            meta.is_ok_and(|meta| meta.kind == Kind::Dir)
+        };
+        let nested: Vec<Vec<u8>> = self
+            .paths()
+            .filter(is_directory)
+            .map(<[u8]>::to_vec)
+            .collect();
+        for path in nested {
+            self.extend(Self::walk(root, &path, max_files, &|_| false)?);
+        }
+        Ok(())
+    }
+
     /// Removes paths from the list.
     pub fn leave_out(&mut self, is_out: impl Fn(&[u8]) -> bool) {
         self.paths.retain(|path| !is_out(path));

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
-use super::branch::{bundle_name, landing_name, record_name};
+use super::branch::sidecar_names;
 use super::copy::{PART, ended_marker, mark_ended};
 use super::layer::{self, LayerKey};
 use super::overlay;
@@ -164,12 +164,15 @@ impl SweepReport {
     /// Removes records of clones that were never completed.
     fn sweep_orphaned_records(&mut self, copies: &Root, sessions: &dyn SessionLookup) {
         for name in names(copies, &mut self.failed) {
-            let Some((Ok(session), "branch")) = name
-                .split_once(',')
-                .map(|(session, what)| (SessionId::new(session), what))
-            else {
+            let Some((session, what)) = name.split_once(',') else {
                 continue;
             };
+            let Ok(session) = SessionId::new(session) else {
+                continue;
+            };
+            if !what.starts_with("branch") {
+                continue;
+            }
             let clone = copies.path().join(session.as_str());
             if clone.symlink_metadata().is_err() && !sessions.is_working(&session) {
                 let done = remove_clone_sidecars(copies, session.as_str());
@@ -327,11 +330,9 @@ fn count(done: Result<(), TreeError>, counter: &mut u64, failed: &mut Vec<TreeEr
     }
 }
 
-/// Removes the sidecar files of a clone: its bundle, where that landed, and its record.
+/// Removes the sidecar files of a session's clones: bundles, where they landed, and records.
 pub(super) fn remove_clone_sidecars(copies: &Root, session: &str) -> Result<(), TreeError> {
-    remove_tree(copies, &bundle_name(session))?;
-    remove_tree(copies, &landing_name(session))?;
-    remove_tree(copies, &record_name(session))
+    sidecar_names(session).try_for_each(|name| remove_tree(copies, &name))
 }
 
 /// Removes a tree that other processes may still look up: renames it first.
@@ -536,14 +537,20 @@ mod tests {
         let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
         let copies = state.copies().path().to_owned();
         tree(&copies.join("s"));
-        for name in ["s,bundle", "s,branch", "gone,branch", "gone,bundle"] {
+        for name in [
+            "s,bundle",
+            "s,branch",
+            "s,bundle-2",
+            "gone,branch-16",
+            "gone,bundle",
+        ] {
             std::fs::write(copies.join(name), "x").unwrap();
         }
         mark_ended(&state, &SessionId::new("s").unwrap()).unwrap();
         let at = |when, now| sweep(&state, when, now, COPY_RETENTION, &Known::default());
         let now = SystemTime::now();
         assert_eq!(at(SweepTime::Start, now).leftovers, 1);
-        let all = set(&["s", "s,ended", "s,bundle", "s,branch"]);
+        let all = set(&["s", "s,ended", "s,bundle", "s,branch", "s,bundle-2"]);
         assert_eq!(names_in(&copies), all);
         assert_eq!(at(SweepTime::Hourly, now + COPY_RETENTION * 2).copies, 1);
         assert_eq!(names_in(&copies), set(&[]));

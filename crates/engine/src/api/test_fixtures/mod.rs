@@ -117,6 +117,7 @@ pub fn report(run: &RunId, task: &TaskId, outcome: TaskOutcome) -> TaskReport {
         changes_cut: false,
         copy: None,
         bundle: None,
+        repos: Vec::new(),
         branch: None,
         check: None,
         landed: None,

@@ -178,7 +178,7 @@ pub(super) async fn resolve_workspace(app: &AppState, name: &str) -> Result<Path
     let known = WorkspaceName::new(name).map_err(|_| none())?;
     let config = app.active_config.lock().await;
     let found = config.workspaces.get(&known).ok_or_else(none)?;
-    let path = found.path.clone();
+    let path = found.workspace.path.clone();
     drop(config);
     let found = tokio::task::spawn_blocking(move || path.canonicalize()).await;
     let missing = || refused("whose directory does not exist: create it, or correct its path");

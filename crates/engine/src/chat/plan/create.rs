@@ -130,7 +130,10 @@ impl Inner {
         let config = self.config.current();
         let (name, registered) = directory::workspace(&config, workspace)?;
         validate(&create_request)?;
-        let (root, files) = (registered.path.clone(), create_request.files.clone());
+        let (root, files) = (
+            registered.workspace.path.clone(),
+            create_request.files.clone(),
+        );
         let checked =
             tokio::task::spawn_blocking(move || directory::check_files(&root, &files)).await;
         checked.map_err(|error| ChatError::Unavailable(error.to_string()))??;
@@ -140,13 +143,14 @@ impl Inner {
             Some(plan) => plan.strip_prefix('/').unwrap_or(plan).to_owned(),
             None => format!("chats/{session}/plan.md"),
         };
-        let path = registered.path.join(&plan);
+        let path = registered.workspace.path.join(&plan);
         let is_there = tokio::task::spawn_blocking(move || path.symlink_metadata().is_ok())
             .await
             .unwrap_or(false);
         let drafts = self.drafts(mode, &create_request, is_there)?;
         for draft in &drafts {
-            self.can_work(&name, &registered.path, draft).await?;
+            self.can_work(&name, &registered.workspace.path, draft)
+                .await?;
         }
         let begun = self.initial_writes(
             &name,

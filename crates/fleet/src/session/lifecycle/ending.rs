@@ -15,7 +15,8 @@ use crate::session::state::{Phase, SessionState};
 use crate::session::turn::task_run::{Halt, TaskRun, TurnEnd};
 use crate::session::workspace::protection::QuarantinedPath;
 use crate::session::{
-    Attempt, CheckResult, LandRequest, OwnCheck, PreparedSession, StoredSession, Tally, land_bundle,
+    Attempt, CheckResult, LandRequest, OwnCheck, PreparedSession, StoredSession, Tally,
+    land_bundles,
 };
 use marshal_config::SessionScope;
 use marshal_dialect::Command;
@@ -367,7 +368,7 @@ impl SessionState {
         let (shared, pool) = (Arc::clone(&self.shared), Arc::clone(&self.pool));
         let (slot, to) = (self.work.slot.clone(), self.myself.clone());
         let landing = tokio::spawn(async move {
-            let result = LandingResult::from(land_bundle(&shared, &pool, slot, request).await);
+            let result = LandingResult::from(land_bundles(&shared, &pool, slot, request).await);
             let _ = to.send_message(SessionMsg::LandingEnded(Box::new(result)));
         });
         self.phase = Phase::Landing {

@@ -12,7 +12,7 @@ use crate::files::{MovedPath, ObservedFile, observed_by};
 use crate::fleet_event::{ChangeKind, FileChange};
 use crate::session::turn::tally::Tally;
 use crate::session::workspace::prepare::PreparedSession;
-use crate::session::workspace::prepare::branch::{ReturnedBranch, return_branch};
+use crate::session::workspace::prepare::branch::{ReturnedBranches, return_branches};
 use crate::session::workspace::protection::QuarantinedPath;
 use crate::session::workspace::{overlay, protection};
 use crate::session::{Landing, LandingError, PromptFiles, RateLimit, StoredSession};
@@ -340,7 +340,7 @@ pub(crate) struct Survey {
     /// Files that were found on disk.
     pub(crate) observed: Vec<ObservedFile>,
     /// The branch of a clone.
-    pub(crate) returned: ReturnedBranch,
+    pub(crate) returned: ReturnedBranches,
     /// How its landing ended, if it was to land.
     pub(crate) landing: Option<LandingResult>,
     /// The protected files that appeared, or why they are unknown.
@@ -355,7 +355,7 @@ impl Default for Survey {
             copy: None,
             moved: Vec::new(),
             observed: Vec::new(),
-            returned: ReturnedBranch::default(),
+            returned: ReturnedBranches::default(),
             landing: None,
             quarantined: Ok(Vec::new()),
         }
@@ -381,7 +381,7 @@ pub(crate) fn survey(
     pool: &Arc<PoolShared>,
     (is_final, is_result): (bool, bool),
 ) -> impl Future<Output = Survey> + Send + use<> {
-    let returning = return_branch(prepared.as_deref(), &shared, pool, is_result);
+    let returning = return_branches(prepared.as_deref(), &shared, pool, is_result);
     let versions = prepared
         .as_deref()
         .and_then(|item| item.versioning(&shared, pool));
@@ -423,7 +423,7 @@ pub(crate) fn survey(
         // Needs the home, so it runs before the session is discarded.
         let returned = match returning {
             Some(returning) => returning.await,
-            None => ReturnedBranch::default(),
+            None => ReturnedBranches::default(),
         };
         // Before the survey may remove the session's tree.
         let (tree, mut observed) = match observer {

@@ -9,10 +9,10 @@ use super::bundle_git::{BundleGit, Refused, Scratch, find_refused};
 use super::landing::{LandingError, list_files};
 use super::prepare::blocking;
 use crate::setup::{PoolShared, Shared};
-use marshal_model::{SessionId, SlotId};
+use marshal_model::SlotId;
 use marshal_sandbox::workspace::Root;
 use marshal_sandbox::workspace::branch::git::{self, UnpackOutcome};
-use marshal_sandbox::workspace::branch::{self, CloneRecord, Repository, land};
+use marshal_sandbox::workspace::branch::{self, CloneId, CloneRecord, Repository, land};
 
 /// Files that a command names.
 const ALLOWED: usize = 8;
@@ -49,7 +49,7 @@ pub(crate) enum ImportError {
     Landing(#[from] LandingError),
 }
 
-/// Brings the stored bundle of a session into its repository.
+/// Brings the stored bundle of a clone into its repository.
 ///
 /// # Errors
 /// [`ImportError`]; the repository has no new branch.
@@ -57,33 +57,32 @@ pub(crate) async fn import_branch(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
     slot: &SlotId,
-    session: &SessionId,
-    record: &CloneRecord,
+    (id, record): (&CloneId, &CloneRecord),
 ) -> Result<(), ImportError> {
-    let (state, of, source) = (Arc::clone(shared), session.clone(), record.clone());
+    let (state, of, source) = (Arc::clone(shared), id.clone(), record.clone());
     let opened = blocking(&shared.ambient, move || {
         let clones = Root::open_resolved(state.state.copies().path())?;
         let head = branch::stored_header(&clones, &of, &source)?;
-        Ok::<_, LandingError>((clones, head, Repository::find(&source.source)?))
+        let path = branch::bundle_path(&clones, &of);
+        Ok::<_, LandingError>((path, head, Repository::find(&source.source)?))
     });
-    let (clones, head, repository) = opened.await.map_err(LandingError::from)??;
+    let (bundle, head, repository) = opened.await.map_err(LandingError::from)??;
     let git = BundleGit {
         shared,
         pool,
         slot,
-        session,
-        clones: &clones,
+        bundle: &bundle,
         repository: &repository,
     };
-    let name = record.branch_of(session);
+    let name = record.branch_of(&id.session);
     let ends = (&record.base, &head.tip);
     let scratch = git.create_scratch().await?;
     let command = git::unpack(head.pack_offset, ends, &name);
     let imported = match git.run(&scratch, command).await {
-        Ok(output) => finish(&git, &scratch, &name, (&output, &head.tip)).await,
+        Ok(output) => finish(&git, &scratch, (&name, &record.at), (&output, &head.tip)).await,
         Err(error) => Err(error.into()),
     };
-    git.remove_scratch(scratch).await?;
+    scratch.remove(shared).await?;
     imported
 }
 
@@ -91,7 +90,7 @@ pub(crate) async fn import_branch(
 async fn finish(
     git: &BundleGit<'_>,
     scratch: &Scratch,
-    name: &str,
+    (name, at): (&str, &str),
     (output, tip): (&[u8], &branch::bundle_header::ObjectId),
 ) -> Result<(), ImportError> {
     let outcome = UnpackOutcome::parse(output).map_err(LandingError::from)?;
@@ -107,7 +106,7 @@ async fn finish(
         Some(has) => return Err(ImportError::Exists(has.to_string())),
         None => {}
     }
-    match find_refused(git.pool, &changes, &[]) {
+    match find_refused(git.pool, &changes, at, &[]) {
         None => {}
         Some(Refused::Secrets(files)) => {
             let files = list_files(files.iter().map(String::as_str));

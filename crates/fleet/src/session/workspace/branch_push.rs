@@ -22,7 +22,7 @@ use marshal_proxy::model_proxy::{
 };
 use marshal_sandbox::workspace::branch::bundle_header::BundleHeader;
 use marshal_sandbox::workspace::branch::git::{self, PushPack};
-use marshal_sandbox::workspace::branch::{self, CloneRecord, Repository};
+use marshal_sandbox::workspace::branch::{self, BranchError, CloneId, CloneRecord, Repository};
 use marshal_sandbox::workspace::{Root, TreeError};
 
 /// What is to be pushed, and where.
@@ -57,6 +57,8 @@ pub struct PushedBranch {
     pub commit: String,
     /// The pull request.
     pub opened: OpenedPullRequest,
+    /// The places of further repositories that have a branch of the session, which is not pushed.
+    pub further: Vec<String>,
 }
 
 /// Why there is no pull request.
@@ -109,6 +111,11 @@ pub enum PullRequestError {
     /// The API of the route cannot be used.
     #[error(transparent)]
     Api(ForgeError),
+    /// The repository of the workspace has no branch, but others of the workspace have.
+    #[error(
+        "the session has branches only in further repositories of its workspace ({0}), and pull requests are for the workspace's own: bring them in (marshal land), and push them from there"
+    )]
+    OnlyFurther(String),
     /// The bundle cannot be used.
     #[error(transparent)]
     Landing(#[from] LandingError),
@@ -200,8 +207,7 @@ pub(crate) async fn open_pull_request(
         shared,
         pool,
         slot,
-        session: &order.session,
-        clones: &stored.clones,
+        bundle: &stored.path,
         repository: &stored.repository,
     };
     let full = format!("refs/heads/{branch}");
@@ -215,7 +221,7 @@ pub(crate) async fn open_pull_request(
         allow: &order.allow,
     };
     let pushed = step.push(&push, (&full, &refs)).await;
-    git.remove_scratch(scratch).await?;
+    scratch.remove(shared).await?;
     let subject = pushed?;
     // The title of a commit that no agent made says nothing.
     let is_own = subject.is_empty() || subject == git::OWN_SUBJECT;
@@ -233,35 +239,50 @@ pub(crate) async fn open_pull_request(
             branch,
             commit: stored.head.tip.to_string(),
             opened,
+            further: stored.further,
         }),
         Err(source) => Err(PullRequestError::Forge { branch, source }),
     }
 }
 
-/// A session's bundle.
+/// A session's bundle for the repository of its workspace.
 struct StoredBranch {
-    clones: Root,
+    path: PathBuf,
     record: CloneRecord,
     head: BundleHeader,
     repository: Repository,
     name: String,
+    /// The places of further repositories that have one too.
+    further: Vec<String>,
 }
 
 impl StoredBranch {
-    fn open(order: &PullRequestOrder) -> Result<Self, LandingError> {
-        let clones = Root::open_resolved(&order.clones)?;
-        let record = branch::read_record(&clones, &order.session)?;
-        let path = branch::bundle_path_in(&clones, &order.session);
+    fn open(order: &PullRequestOrder) -> Result<Self, PullRequestError> {
+        let clones = Root::open_resolved(&order.clones).map_err(LandingError::from)?;
+        let id = CloneId::workspace(&order.session);
+        let stored = branch::stored_bundles(&clones, &order.session).into_iter();
+        let further = stored.map(|(at, _)| at).filter(|at| !at.is_empty());
+        let further: Vec<String> = further.collect();
+        let path = branch::bundle_path(&clones, &id);
         if path.symlink_metadata().is_err() {
-            return Err(LandingError::NoBundle(order.session.clone()));
+            return Err(if further.is_empty() {
+                LandingError::NoBundle(order.session.clone()).into()
+            } else {
+                PullRequestError::OnlyFurther(further.join(", "))
+            });
         }
-        Ok(Self {
-            head: branch::stored_header(&clones, &order.session, &record)?,
-            repository: Repository::find(&record.source)?,
-            name: record.branch_of(&order.session),
-            clones,
-            record,
-        })
+        let open = || {
+            let record = branch::read_record(&clones, &id)?;
+            Ok::<_, BranchError>(Self {
+                head: branch::stored_header(&clones, &id, &record)?,
+                repository: Repository::find(&record.source)?,
+                name: record.branch_of(&order.session),
+                path,
+                record,
+                further,
+            })
+        };
+        Ok(open().map_err(LandingError::from)?)
     }
 }
 
@@ -304,7 +325,7 @@ impl PushStep<'_> {
         let command = git::push_pack(self.head, &self.record.base);
         let output = self.git.run(self.scratch, command).await?;
         let PushPack { subject, changes } = PushPack::parse(&output).map_err(LandingError::from)?;
-        match find_refused(self.git.pool, &changes, self.allow) {
+        match find_refused(self.git.pool, &changes, &self.record.at, self.allow) {
             None => {}
             Some(Refused::Secrets(files)) => {
                 let files = list_files(files.iter().map(String::as_str));

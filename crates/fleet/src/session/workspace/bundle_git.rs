@@ -3,7 +3,7 @@
 //!
 //! Must not know what a bundle is unpacked for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::landing::LandingError;
@@ -14,14 +14,12 @@ use crate::setup::{PoolShared, Shared};
 use marshal_launch::RunError;
 use marshal_model::limits::{BUNDLE_BYTES, GIT_LIST_BYTES, GIT_TREE_TIMEOUT};
 use marshal_model::untrusted::escape_for_display;
-use marshal_model::{ExitStatus, SessionId, SlotId};
+use marshal_model::{ExitStatus, SlotId};
 use marshal_policy::guard;
 use marshal_sandbox::ExtraMounts;
 use marshal_sandbox::workspace::Root;
 use marshal_sandbox::workspace::branch::changes::{Change, Verdict, find_outside};
-use marshal_sandbox::workspace::branch::{
-    self, BUNDLE_INSIDE, Repository, SOURCE_INSIDE, bundle_path_in, land,
-};
+use marshal_sandbox::workspace::branch::{self, BUNDLE_INSIDE, Repository, SOURCE_INSIDE, land};
 use marshal_sandbox::workspace::file_list::GitCommand;
 
 /// A directory that git works in.
@@ -30,14 +28,20 @@ pub(super) struct Scratch {
     pub(super) path: PathBuf,
 }
 
+impl Scratch {
+    pub(super) async fn remove(self, shared: &Arc<Shared>) -> Result<(), LandingError> {
+        let of = Arc::clone(shared);
+        let removal = move || branch::remove_scratch(of.state.copies(), &self.name);
+        Ok(blocking(&shared.ambient, removal).await?)
+    }
+}
+
 /// A bundle with its source, and the slot whose user id the sandboxes have.
 pub(super) struct BundleGit<'s> {
     pub(super) shared: &'s Arc<Shared>,
     pub(super) pool: &'s Arc<PoolShared>,
     pub(super) slot: &'s SlotId,
-    pub(super) session: &'s SessionId,
-    /// The directory with the session's clone, record and bundle.
-    pub(super) clones: &'s Root,
+    pub(super) bundle: &'s Path,
     pub(super) repository: &'s Repository,
 }
 
@@ -53,12 +57,6 @@ impl BundleGit<'_> {
         Ok(Scratch { name, path })
     }
 
-    pub(super) async fn remove_scratch(&self, scratch: Scratch) -> Result<(), LandingError> {
-        let shared = Arc::clone(self.shared);
-        let removal = move || branch::remove_scratch(shared.state.copies(), &scratch.name);
-        Ok(blocking(&self.shared.ambient, removal).await?)
-    }
-
     /// Runs git to its end, with the scratch directory as its home and working directory; returns its
     /// whole output.
     pub(super) async fn run(
@@ -66,7 +64,6 @@ impl BundleGit<'_> {
         scratch: &Scratch,
         command: GitCommand,
     ) -> Result<Vec<u8>, LandingError> {
-        let bundle = bundle_path_in(self.clones, self.session);
         let source = host_tree(&self.repository.common, false)?;
         let git = GitSandbox {
             writable: true,
@@ -74,7 +71,7 @@ impl BundleGit<'_> {
             beside: ExtraMounts {
                 trees: vec![
                     (source, SOURCE_INSIDE.to_owned()),
-                    (host_file(&bundle)?, BUNDLE_INSIDE.to_owned()),
+                    (host_file(self.bundle)?, BUNDLE_INSIDE.to_owned()),
                 ],
                 ..ExtraMounts::none()
             },
@@ -135,21 +132,24 @@ pub(super) enum Refused {
     Outside(Vec<(String, &'static str)>),
 }
 
-/// The changed files that do not leave the sandbox, by the guard and the pool's policy.
+/// The changed files that do not leave the sandbox, by the guard and the pool's policy, as paths of the
+/// workspace, in which their repository is at `at`.
 pub(super) fn find_refused(
     pool: &PoolShared,
     changes: &[Change],
+    at: &str,
     allow: &[String],
 ) -> Option<Refused> {
     let of_pool = pool.policy.current();
     let policies = [guard(), &of_pool.base.policy];
-    let mut found = find_outside(changes, &policies, allow);
+    let mut found = find_outside(changes, at, &policies, allow);
     found.retain(|file| file.verdict != Verdict::Allowed);
     let secrets = found.iter().filter(|file| file.verdict == Verdict::Secret);
-    let secrets: Vec<String> = secrets.map(|file| file.path.to_owned()).collect();
+    let secrets: Vec<String> = secrets.map(|file| file.path.clone()).collect();
     if !secrets.is_empty() {
         return Some(Refused::Secrets(secrets));
     }
-    let files = found.iter().map(|file| (file.path.to_owned(), file.what));
-    (!found.is_empty()).then(|| Refused::Outside(files.collect()))
+    let is_any = !found.is_empty();
+    let files = found.into_iter().map(|file| (file.path, file.what));
+    is_any.then(|| Refused::Outside(files.collect()))
 }

@@ -1,12 +1,12 @@
-//! Landing: the branch of a session becomes part of a branch of its source.
+//! Landing: the branches of a session become part of a branch of their sources.
 //!
-//! Git puts the session's commits onto the branch in a sandbox, the check runs in a fresh clone of
-//! what came out, and then the branch is moved, if it still has the commit that all of this began
-//! with. A record beside the bundle is written before the branch is moved, so that a supervisor that
-//! is killed at any moment lands each bundle once. Must not know tasks, nor what happens to a bundle
+//! Git puts the session's commits onto the branch of each repository in a sandbox, the check runs once in
+//! fresh clones of what came out, and then each branch is moved, if it still has the commit that all of
+//! this began with. A record beside each bundle is written before its branch is moved, so that a supervisor
+//! that is killed at any moment lands each bundle once. Must not know tasks, nor what happens to a bundle
 //! that cannot land.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use crate::setup::{PoolShared, Shared};
 use marshal_model::limits::LANDING_ATTEMPTS;
 use marshal_model::untrusted::escape_for_display;
 use marshal_model::{PoolName, SessionId, SlotId};
-use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
+use marshal_sandbox::workspace::branch::bundle_header::{BundleHeader, ObjectId};
 use marshal_sandbox::workspace::branch::changes::Change;
 use marshal_sandbox::workspace::branch::git::LineCounts;
 use marshal_sandbox::workspace::branch::land::{self, LandError};
 use marshal_sandbox::workspace::branch::rebase::{self, REBASED_PACK, RebaseOutcome};
 use marshal_sandbox::workspace::branch::{
-    self, BranchError, LandingRecord, Repository, bundle_path_in,
+    self, BranchError, CloneId, LandingRecord, Repository, bundle_path, in_workspace,
 };
 use marshal_sandbox::workspace::{Root, TreeError};
 
@@ -103,6 +103,8 @@ pub enum Landing {
 pub enum NotLanded {
     /// The branch changed the same lines.
     Conflict {
+        /// The repository's place in the workspace; empty for the workspace itself.
+        at: String,
         /// The branch's commit.
         target: ObjectId,
         /// The files; bytes that are not UTF-8 are replaced.
@@ -110,8 +112,8 @@ pub enum NotLanded {
     },
     /// The check failed on the branch with its changes.
     CheckFailed {
-        /// The branch's commit.
-        target: ObjectId,
+        /// The branch's commit in each repository, by its place.
+        targets: Vec<(String, ObjectId)>,
         /// How the check ended.
         why: String,
     },
@@ -132,18 +134,25 @@ impl NotLanded {
     #[must_use]
     pub fn prompt(&self, onto: &str) -> Option<String> {
         match self {
-            Self::Conflict { target, paths } => Some(format!(
+            Self::Conflict { at, target, paths } => Some(format!(
                 "Your work could not be put onto the branch {onto}: other work landed there since you \
                  began, and both changed {}. \
-                 Commit what you have, run `git rebase {target}` in this repository, resolve the \
+                 Commit what you have, run {}, resolve the \
                  conflicts so that both changes keep their meaning, and finish the rebase.",
                 list_files(paths.iter().map(String::as_str)),
+                rebase_command(at, target),
             )),
-            Self::CheckFailed { target, why } => Some(format!(
-                "Your work was put onto the branch {onto}, and the check failed there: {why}. \
-                 Commit what you have, run `git rebase {target}` in this repository to get the other \
-                 work, repair what does not work together, and commit that.",
-            )),
+            Self::CheckFailed { targets, why } => {
+                let commands = targets
+                    .iter()
+                    .map(|(at, target)| rebase_command(at, target));
+                Some(format!(
+                    "Your work was put onto the branch {onto}, and the check failed there: {why}. \
+                     Commit what you have, run {} to get the other \
+                     work, repair what does not work together, and commit that.",
+                    commands.collect::<Vec<_>>().join(" and "),
+                ))
+            }
             Self::Outside { .. } | Self::Secrets { .. } => None,
         }
     }
@@ -177,6 +186,13 @@ impl fmt::Display for NotLanded {
     }
 }
 
+fn rebase_command(at: &str, target: &ObjectId) -> String {
+    match at {
+        "" => format!("`git rebase {target}` in this repository"),
+        _ => format!("`git rebase {target}` in the repository at {at}"),
+    }
+}
+
 pub(super) fn list_files<'p>(paths: impl ExactSizeIterator<Item = &'p str>) -> String {
     let more = paths.len().saturating_sub(SHOWN_FILES);
     let shown: Vec<String> = paths
@@ -202,8 +218,15 @@ pub enum LandingError {
     #[error("{} is not the name of a branch", escape_for_display(.0, 60))]
     Name(String),
     /// There is no such branch.
-    #[error("the repository has no branch {0}: create it, for example with `git branch {0}`")]
-    NoBranch(String),
+    #[error(
+        "the repository has no branch {branch}: create it in {path}, for example with `git branch {branch}`"
+    )]
+    NoBranch {
+        /// The branch.
+        branch: String,
+        /// The directory of the repository.
+        path: String,
+    },
     /// It names another branch.
     #[error("{0} is a symbolic reference to another branch: name that one")]
     Symbolic(String),
@@ -259,11 +282,11 @@ impl From<PrepareError> for LandingError {
 /// the other.
 pub(crate) type Landings = KeyedLocks<(PathBuf, String)>;
 
-/// Lands a bundle. `slot` is the slot whose user id the sandboxes have.
+/// Lands the bundles of a session. `slot` is the slot whose user id the sandboxes have.
 ///
 /// # Errors
-/// [`LandingError`]; the branch is unchanged.
-pub(crate) async fn land_bundle(
+/// [`LandingError`]; a branch that was not moved before is unchanged.
+pub(crate) async fn land_bundles(
     shared: &Arc<Shared>,
     pool: &Arc<PoolShared>,
     slot: SlotId,
@@ -272,20 +295,34 @@ pub(crate) async fn land_bundle(
     if !rebase::is_branch_name(&request.onto) {
         return Err(LandingError::Name(request.onto));
     }
-    let opened = {
+    let clones = {
         let request = request.clone();
-        blocking(&shared.ambient, move || Bundle::open(&request)).await??
+        blocking(&shared.ambient, move || SessionClone::open_all(&request)).await??
     };
-    let lock = shared
-        .landings
-        .lock_of((opened.repository.common.clone(), request.onto.clone()));
-    let _turn = lock.lock().await;
+    // In one order, so that no two landings wait for each other.
+    let mut branches: Vec<_> = clones
+        .iter()
+        .map(|clone| &clone.repository.common)
+        .collect();
+    branches.sort();
+    let keys = branches.into_iter();
+    let locks: Vec<_> = keys
+        .map(|common| {
+            shared
+                .landings
+                .lock_of((common.clone(), request.onto.clone()))
+        })
+        .collect();
+    let mut turns = Vec::new();
+    for lock in &locks {
+        turns.push(lock.lock().await);
+    }
     let landing = LandingRun {
         shared,
         pool,
         slot,
         request,
-        bundle: opened,
+        clones,
     };
     for _ in 0..LANDING_ATTEMPTS {
         if let Some(outcome) = landing.attempt().await? {
@@ -295,49 +332,82 @@ pub(crate) async fn land_bundle(
     Err(LandingError::Contended(landing.request.onto))
 }
 
-/// A session's bundle, with where it came from.
-struct Bundle {
-    clones: Root,
+/// A clone of the session, with where it came from and what it brings back.
+struct SessionClone {
+    id: CloneId,
+    /// Its place in the workspace; empty for the workspace itself.
+    at: String,
     repository: Repository,
     source: PathBuf,
     base: ObjectId,
-    head: branch::bundle_header::BundleHeader,
+    bundle: Option<Bundle>,
+}
+
+struct Bundle {
+    path: PathBuf,
+    head: BundleHeader,
     before: Option<ObjectId>,
 }
 
-impl Bundle {
-    fn open(request: &LandRequest) -> Result<Self, LandingError> {
-        let clones = Root::open_resolved(&request.clones)?;
-        let record = branch::read_record(&clones, &request.session)?;
-        let path = bundle_path_in(&clones, &request.session);
-        if path.symlink_metadata().is_err() {
-            return Err(LandingError::NoBundle(request.session.clone()));
+impl SessionClone {
+    /// The clones of a session, that of the workspace first. At least one has a bundle.
+    fn open_all(request: &LandRequest) -> Result<Vec<Self>, LandingError> {
+        let copies = Root::open_resolved(&request.clones)?;
+        let ids = CloneId::all(&copies, &request.session).into_iter();
+        let all = ids.map(|id| Self::open(&copies, id, &request.onto));
+        let all = all.collect::<Result<Vec<_>, _>>()?;
+        if all.iter().any(|clone| clone.bundle.is_some()) {
+            Ok(all)
+        } else {
+            Err(LandingError::NoBundle(request.session.clone()))
         }
-        let head = branch::stored_header(&clones, &request.session, &record)?;
-        let landed = branch::read_landing(&clones, &request.session)?;
-        let same = |before: &LandingRecord| before.onto == request.onto && before.tip == head.tip;
+    }
+
+    fn open(copies: &Root, id: CloneId, onto: &str) -> Result<Self, LandingError> {
+        let record = branch::read_record(copies, &id)?;
         let repository = Repository::find(&record.source)?;
+        let path = bundle_path(copies, &id);
+        let bundle = if path.symlink_metadata().is_ok() {
+            let head = branch::stored_header(copies, &id, &record)?;
+            let landed = branch::read_landing(copies, &id)?;
+            let same = |before: &LandingRecord| before.onto == onto && before.tip == head.tip;
+            Some(Bundle {
+                path,
+                before: landed.filter(same).map(|landed| landed.commit),
+                head,
+            })
+        } else {
+            None
+        };
         Ok(Self {
+            id,
+            at: record.at,
             repository,
-            before: landed.filter(same).map(|landed| landed.commit),
             source: record.source,
             base: record.base,
-            clones,
-            head,
+            bundle,
         })
+    }
+
+    /// What a clone for the check starts from, if its own commits are on the branch already or it has none:
+    /// the branch, or where the repository has none, what the session started from.
+    fn base_without_work(&self, onto: &str) -> Result<String, LandingError> {
+        let git_dir = Root::open_resolved(&self.repository.common)?;
+        let current = land::read_branch(&git_dir, onto)?;
+        Ok(current.unwrap_or_else(|| self.base.clone()).to_string())
     }
 }
 
-/// The landing of one bundle.
+/// The landing of the bundles of one session.
 struct LandingRun<'s> {
     shared: &'s Arc<Shared>,
     pool: &'s Arc<PoolShared>,
     slot: SlotId,
     request: LandRequest,
-    bundle: Bundle,
+    clones: Vec<SessionClone>,
 }
 
-/// What came of putting the commits onto the branch.
+/// What came of putting the commits of a bundle onto the branch.
 enum Rebased {
     /// They are in the source.
     Ready {
@@ -346,16 +416,35 @@ enum Rebased {
         lines: Option<LineCounts>,
         pack: String,
     },
-    /// The attempt ends.
-    Ended(Landing),
+    /// An earlier attempt landed them.
+    Landed(ObjectId),
+    /// The branch has all of their changes.
+    Nothing,
+    /// They cannot be.
+    NotLanded(NotLanded),
+}
+
+/// Commits that are in their source, and that no branch has yet.
+struct ReadyBranch<'r> {
+    clone: &'r SessionClone,
+    bundle: &'r Bundle,
+    scratch: usize,
+    target: ObjectId,
+    commit: ObjectId,
+    lines: Option<LineCounts>,
+    pack: String,
+    /// What had the branch, from before git looked until after it.
+    users: BTreeSet<String>,
 }
 
 impl LandingRun<'_> {
-    /// Tries it once; `None` if the branch was moved meanwhile.
+    /// Tries it once; `None` if a branch was moved meanwhile.
     async fn attempt(&self) -> Result<Option<Landing>, LandingError> {
-        let scratch = self.git().create_scratch().await?;
-        let landing = self.land_from(&scratch).await;
-        self.git().remove_scratch(scratch).await?;
+        let mut scratches = Vec::new();
+        let landing = Box::pin(self.land_from(&mut scratches)).await;
+        for scratch in scratches {
+            scratch.remove(self.shared).await?;
+        }
         landing
     }
 
@@ -372,28 +461,65 @@ impl LandingRun<'_> {
         }
     }
 
-    async fn land_from(&self, scratch: &Scratch) -> Result<Option<Landing>, LandingError> {
-        let users = self.find_users().await?;
-        let rebased = self.unless_cancelled(self.rebase_into_source(scratch));
-        let (target, commit, lines, pack) = match rebased.await? {
-            Rebased::Ready {
-                target,
-                commit,
-                lines,
-                pack,
-            } => (target, commit, lines, pack),
-            Rebased::Ended(landing) => return Ok(Some(landing)),
+    async fn land_from(
+        &self,
+        scratches: &mut Vec<Scratch>,
+    ) -> Result<Option<Landing>, LandingError> {
+        let (mut ready, mut before) = (Vec::new(), None);
+        for clone in &self.clones {
+            let Some(bundle) = &clone.bundle else {
+                continue;
+            };
+            let users = self.find_users(clone).await?;
+            let scratch = self.git(clone, bundle).create_scratch().await?;
+            let rebased = self.rebase_into_source((clone, bundle), &scratch);
+            let rebased = self.unless_cancelled(rebased).await;
+            scratches.push(scratch);
+            match rebased? {
+                Rebased::Ready {
+                    target,
+                    commit,
+                    lines,
+                    pack,
+                } => ready.push(ReadyBranch {
+                    clone,
+                    bundle,
+                    scratch: scratches.len() - 1,
+                    target,
+                    commit,
+                    lines,
+                    pack,
+                    // Git refused every user but a bare repository's HEAD. One that came since, or went
+                    // and came again, is not among these.
+                    users: &users & &self.find_users(clone).await?,
+                }),
+                Rebased::Landed(commit) => before = before.or(Some(commit)),
+                Rebased::Nothing => {}
+                Rebased::NotLanded(why) => return Ok(Some(Landing::NotLanded(why))),
+            }
+        }
+        let Some(first) = ready.first() else {
+            return Ok(Some(match before {
+                Some(commit) => Landing::Landed {
+                    commit,
+                    lines: None,
+                    was_there: true,
+                    checks: Vec::new(),
+                },
+                None => Landing::Nothing,
+            }));
         };
-        // Git refused every user but a bare repository's HEAD. One that came since, or went and came
-        // again, is not among these.
-        let users = &users & &self.find_users().await?;
         let mut checks = Vec::new();
         for (of, argv) in self.checks() {
             let shown = escape_for_display(&argv.join(" "), FILE);
             let shown = format!("`{shown}` ({of})");
-            if let Some(why) = self.check(&commit, argv).await? {
-                let why = format!("{why} ({shown})");
-                let failed = NotLanded::CheckFailed { target, why };
+            if let Some(why) = self.check(&ready, argv).await? {
+                let targets = ready.iter();
+                let targets = targets.map(|of| (of.clone.at.clone(), of.target.clone()));
+                let failed = NotLanded::CheckFailed {
+                    targets: targets.collect(),
+                    why: format!("{why} ({shown})"),
+                };
                 return Ok(Some(Landing::NotLanded(failed)));
             }
             checks.push(shown);
@@ -401,29 +527,45 @@ impl LandingRun<'_> {
         if self.request.cancelled.is_cancelled() {
             return Err(LandingError::Stopped);
         }
-        self.write_record(&commit, false).await?;
-        // A repack may have dropped it during the check: no branch led to it.
-        self.git()
-            .add_pack(scratch.path.join(REBASED_PACK), pack)
-            .await?;
-        match self.move_branch((target, commit.clone()), users).await? {
-            Ok(()) => {}
-            Err(LandError::Moved(_)) => return Ok(None),
-            Err(error) => return Err(error.into()),
+        // The workspace itself comes last: what it uses of the others is there then.
+        for branch in ready.iter().rev() {
+            self.write_record(branch.clone, branch.bundle, &branch.commit, false)
+                .await?;
+            // A repack may have dropped it during the check: no branch led to it.
+            let from = scratches[branch.scratch].path.join(REBASED_PACK);
+            self.git(branch.clone, branch.bundle)
+                .add_pack(from, branch.pack.clone())
+                .await?;
+            match self.move_branch(branch).await? {
+                Ok(()) => {}
+                // What moved before this one is found as landed by the next attempt.
+                Err(LandError::Moved(_)) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+            self.record_landed(branch.clone, branch.bundle, &branch.commit)
+                .await;
         }
-        self.record_landed(&commit).await;
         Ok(Some(Landing::Landed {
-            commit,
-            lines,
+            commit: first.commit.clone(),
+            // What an earlier attempt landed is not counted, and a part is not all of it.
+            lines: match before {
+                None => LineCounts::sum(ready.iter().map(|branch| branch.lines)),
+                Some(_) => None,
+            },
             was_there: false,
             checks,
         }))
     }
 
     /// Puts the commits onto the branch, and their objects into the source. No branch has them yet.
-    async fn rebase_into_source(&self, scratch: &Scratch) -> Result<Rebased, LandingError> {
+    async fn rebase_into_source(
+        &self,
+        (clone, bundle): (&SessionClone, &Bundle),
+        scratch: &Scratch,
+    ) -> Result<Rebased, LandingError> {
         let onto = || self.request.onto.clone();
-        let (target, commit, lines, pack, changes) = match self.rebase(scratch).await? {
+        let rebased = self.rebase((clone, bundle), scratch).await?;
+        let (target, commit, lines, pack, changes) = match rebased {
             RebaseOutcome::Ready {
                 target,
                 commit,
@@ -432,29 +574,34 @@ impl LandingRun<'_> {
                 changes,
             } => (target, commit, lines, pack, changes),
             RebaseOutcome::Landed { commit } => {
-                self.record_landed(&commit).await;
-                return Ok(Rebased::Ended(Landing::Landed {
-                    commit,
-                    lines: None,
-                    was_there: true,
-                    checks: Vec::new(),
+                self.record_landed(clone, bundle, &commit).await;
+                return Ok(Rebased::Landed(commit));
+            }
+            RebaseOutcome::Nothing => return Ok(Rebased::Nothing),
+            RebaseOutcome::Conflict { target, paths } => {
+                let paths = paths.iter().map(|path| in_workspace(&clone.at, path));
+                return Ok(Rebased::NotLanded(NotLanded::Conflict {
+                    at: clone.at.clone(),
+                    target,
+                    paths: paths.collect(),
                 }));
             }
-            RebaseOutcome::Nothing => return Ok(Rebased::Ended(Landing::Nothing)),
-            RebaseOutcome::Conflict { target, paths } => {
-                let conflict = NotLanded::Conflict { target, paths };
-                return Ok(Rebased::Ended(Landing::NotLanded(conflict)));
-            }
             RebaseOutcome::Diverged => return Err(LandingError::Diverged(onto())),
-            RebaseOutcome::Missing => return Err(LandingError::NoBranch(onto())),
+            RebaseOutcome::Missing => {
+                let path = clone.source.display().to_string();
+                return Err(LandingError::NoBranch {
+                    branch: onto(),
+                    path,
+                });
+            }
             RebaseOutcome::Symbolic => return Err(LandingError::Symbolic(onto())),
             RebaseOutcome::CheckedOut => return Err(LandingError::CheckedOut(onto())),
             RebaseOutcome::Reftable => return Err(LandingError::Reftable),
         };
-        if let Some(refusal) = self.find_refusal(&changes) {
-            return Ok(Rebased::Ended(Landing::NotLanded(refusal)));
+        if let Some(refusal) = self.find_refusal(clone, &changes) {
+            return Ok(Rebased::NotLanded(refusal));
         }
-        self.git()
+        self.git(clone, bundle)
             .add_pack(scratch.path.join(REBASED_PACK), pack.clone())
             .await?;
         Ok(Rebased::Ready {
@@ -465,33 +612,34 @@ impl LandingRun<'_> {
         })
     }
 
-    fn git(&self) -> BundleGit<'_> {
+    fn git<'r>(&'r self, clone: &'r SessionClone, bundle: &'r Bundle) -> BundleGit<'r> {
         BundleGit {
             shared: self.shared,
             pool: self.pool,
             slot: &self.slot,
-            session: &self.request.session,
-            clones: &self.bundle.clones,
-            repository: &self.bundle.repository,
+            bundle: &bundle.path,
+            repository: &clone.repository,
         }
     }
 
     /// Puts the commits onto the branch, in a sandbox.
-    async fn rebase(&self, scratch: &Scratch) -> Result<RebaseOutcome, LandingError> {
-        let Bundle {
-            head, base, before, ..
-        } = &self.bundle;
+    async fn rebase(
+        &self,
+        (clone, bundle): (&SessionClone, &Bundle),
+        scratch: &Scratch,
+    ) -> Result<RebaseOutcome, LandingError> {
         let author = self.pool.config.workspace.author.as_ref();
         let author = author.map(|author| (&*author.name, &*author.mail));
-        let command = rebase::rebase(head, base, &self.request.onto, before.as_ref(), author);
-        let output = self.git().run(scratch, command).await?;
+        let (onto, before) = (&self.request.onto, bundle.before.as_ref());
+        let command = rebase::rebase(&bundle.head, &clone.base, onto, before, author);
+        let output = self.git(clone, bundle).run(scratch, command).await?;
         Ok(RebaseOutcome::parse(&output)?)
     }
 
     /// The changed files that hold secrets, or else those that other programs run or obey and that nobody
     /// allowed.
-    fn find_refusal(&self, changes: &[Change]) -> Option<NotLanded> {
-        let refused = find_refused(self.pool, changes, &self.request.allow)?;
+    fn find_refusal(&self, clone: &SessionClone, changes: &[Change]) -> Option<NotLanded> {
+        let refused = find_refused(self.pool, changes, &clone.at, &self.request.allow)?;
         Some(match refused {
             Refused::Secrets(files) => NotLanded::Secrets { files },
             Refused::Outside(files) => NotLanded::Outside { files },
@@ -511,14 +659,14 @@ impl LandingRun<'_> {
         all.filter(|(_, argv)| !argv.is_empty())
     }
 
-    /// Runs a check in a fresh clone of the commit; why it did not pass.
+    /// Runs a check in fresh clones of the commits; why it did not pass.
     async fn check(
         &self,
-        commit: &ObjectId,
+        ready: &[ReadyBranch<'_>],
         argv: &[String],
     ) -> Result<Option<String>, LandingError> {
         let clone = ProgramClone::new(self.shared);
-        let check = self.check_in_clone(commit, clone.session(), argv.to_vec());
+        let check = self.check_in_clones(ready, clone.session(), argv.to_vec());
         let checked = self.unless_cancelled(check).await;
         clone.discard().await?;
         match checked? {
@@ -527,17 +675,30 @@ impl LandingRun<'_> {
         }
     }
 
-    async fn check_in_clone(
+    async fn check_in_clones(
         &self,
-        commit: &ObjectId,
+        ready: &[ReadyBranch<'_>],
         session: &SessionId,
         argv: Vec<String>,
     ) -> Result<CheckResult, LandingError> {
-        let order = PrepareRequest::for_commit(
+        let onto = &self.request.onto;
+        let mut bases = BTreeMap::new();
+        for clone in &self.clones {
+            let own = ready.iter().find(|of| of.clone.id == clone.id);
+            let base = match own {
+                Some(of) => of.commit.to_string(),
+                None => clone.base_without_work(onto)?,
+            };
+            bases.insert(clone.at.clone(), base);
+        }
+        let (Some(of_workspace), Some(base)) = (self.clones.first(), bases.remove("")) else {
+            return Err(LandingError::NoBundle(self.request.session.clone()));
+        };
+        let order = PrepareRequest::for_commits(
             (self.slot.clone(), session.clone()),
-            self.bundle.source.clone(),
-            commit,
-            Some(format!("refs/heads/{}", self.request.onto)),
+            of_workspace.source.clone(),
+            (base, bases),
+            Some(format!("refs/heads/{onto}")),
         );
         let prepared = prepare(self.shared, self.pool, order).await?;
         let check = work::check(Arc::clone(self.shared), self.pool, Some(&prepared), argv);
@@ -551,35 +712,38 @@ impl LandingRun<'_> {
         }
     }
 
-    async fn write_record(&self, commit: &ObjectId, has_landed: bool) -> Result<(), LandingError> {
+    async fn write_record(
+        &self,
+        clone: &SessionClone,
+        bundle: &Bundle,
+        commit: &ObjectId,
+        has_landed: bool,
+    ) -> Result<(), LandingError> {
         let record = LandingRecord {
             v: 1,
             onto: self.request.onto.clone(),
-            tip: self.bundle.head.tip.clone(),
+            tip: bundle.head.tip.clone(),
             commit: commit.clone(),
             has_landed,
         };
-        let (clones, session) = (self.request.clones.clone(), self.request.session.clone());
+        let (copies, id) = (self.request.clones.clone(), clone.id.clone());
         blocking(&self.shared.ambient, move || {
-            let clones = Root::open_resolved(&clones)?;
-            Ok(branch::write_landing(&clones, &session, &record)?)
+            let copies = Root::open_resolved(&copies)?;
+            Ok(branch::write_landing(&copies, &id, &record)?)
         })
         .await?
     }
 
     /// Records that it landed. The branch proves it as well.
-    async fn record_landed(&self, commit: &ObjectId) {
-        if let Err(error) = self.write_record(commit, true).await {
+    async fn record_landed(&self, clone: &SessionClone, bundle: &Bundle, commit: &ObjectId) {
+        if let Err(error) = self.write_record(clone, bundle, commit, true).await {
             tracing::warn!(session = %self.request.session, %error, "it was not recorded that work landed");
         }
     }
 
     /// What has the branch at this moment.
-    async fn find_users(&self) -> Result<BTreeSet<String>, LandingError> {
-        let (common, onto) = (
-            self.bundle.repository.common.clone(),
-            self.request.onto.clone(),
-        );
+    async fn find_users(&self, clone: &SessionClone) -> Result<BTreeSet<String>, LandingError> {
+        let (common, onto) = (clone.repository.common.clone(), self.request.onto.clone());
         blocking(&self.shared.ambient, move || {
             let git_dir = Root::open_resolved(&common)?;
             Ok(land::find_users(&git_dir, &onto)?)
@@ -589,19 +753,15 @@ impl LandingRun<'_> {
 
     async fn move_branch(
         &self,
-        (target, commit): (ObjectId, ObjectId),
-        users: BTreeSet<String>,
+        of: &ReadyBranch<'_>,
     ) -> Result<Result<(), LandError>, LandingError> {
-        let common = self.bundle.repository.common.clone();
-        let onto = self.request.onto.clone();
+        let common = of.clone.repository.common.clone();
+        let (onto, users) = (self.request.onto.clone(), of.users.clone());
+        let (target, commit) = (of.target.clone(), of.commit.clone());
         blocking(&self.shared.ambient, move || {
             let git_dir = Root::open_resolved(&common)?;
-            Ok(land::move_branch(
-                &git_dir,
-                &onto,
-                &users,
-                (&target, &commit),
-            ))
+            let ends = (&target, &commit);
+            Ok(land::move_branch(&git_dir, &onto, &users, ends))
         })
         .await?
     }

@@ -30,14 +30,15 @@ use crate::ambient::Ambient;
 use crate::session::lifecycle::work::Work;
 use crate::setup::{PoolShared, Shared};
 use marshal_config::{
-    Network, OWN_PROGRAM, PlaceholderValues, Pool as PoolConfig, WorkspaceMode, fill_routes,
+    Network, OWN_PROGRAM, PlaceholderValues, Pool as PoolConfig, WorkspaceMode, WorkspaceRepo,
+    fill_routes,
 };
 use marshal_dialect::{self as dialect, Attachment, OpenParams};
 use marshal_launch::{LaunchPlan, SandboxSpec};
 use marshal_model::{SessionId, SlotId, UntrustedText};
 use marshal_policy::{FsContext, OpaqueFs};
-use marshal_sandbox::workspace::branch::CloneRecord;
 use marshal_sandbox::workspace::branch::bundle_header::ObjectId;
+use marshal_sandbox::workspace::branch::{CloneId, CloneRecord};
 use marshal_sandbox::workspace::layer::LayerMount;
 use marshal_sandbox::workspace::{
     Home, HomeContents, Overlay, Owner, Root, TreeError, TreeResolver, home, login,
@@ -74,6 +75,8 @@ pub(crate) struct PrepareRequest {
     copy: HasCopy,
     /// The commit that a clone starts from, instead of the workspace's base.
     base: Option<String>,
+    /// The commits that clones of further repositories start from, by their places.
+    repo_bases: BTreeMap<String, String>,
     /// The clone's branch, if it is that of a task.
     branch: Option<String>,
     /// The branch that the base may become a part of, if it is a commit that nothing has yet.
@@ -102,18 +105,27 @@ impl PrepareRequest {
             within,
             copy,
             base: work.base.clone(),
+            repo_bases: BTreeMap::new(),
             lands_on: None,
             is_setup: false,
             cancelled,
         }
     }
 
-    /// For a program that works in a clone of its own, of this commit of the source, which may land on
-    /// a branch.
-    pub(crate) fn for_commit(
+    /// The further directories of the session's tree. A setup prepares the workspace alone.
+    fn repos<'p>(&self, pool: &'p PoolShared) -> impl Iterator<Item = &'p WorkspaceRepo> + use<'p> {
+        let repos = &pool.config.workspace.repos;
+        repos
+            .iter()
+            .take(if self.is_setup { 0 } else { repos.len() })
+    }
+
+    /// For a program that works in clones of its own, of these commits of the source and, by their places,
+    /// of further repositories, which may land on a branch.
+    pub(crate) fn for_commits(
         (slot, session): (SlotId, SessionId),
         source: PathBuf,
-        commit: &ObjectId,
+        (base, repo_bases): (String, BTreeMap<String, String>),
         lands_on: Option<String>,
     ) -> Self {
         Self {
@@ -123,7 +135,8 @@ impl PrepareRequest {
             files: PromptFiles::default(),
             within: None,
             copy: HasCopy::No,
-            base: Some(commit.to_string()),
+            base: Some(base),
+            repo_bases,
             branch: None,
             lands_on,
             is_setup: false,
@@ -141,7 +154,7 @@ impl PrepareRequest {
         Self {
             is_setup: true,
             cancelled,
-            ..Self::for_commit(ids, source, commit, None)
+            ..Self::for_commits(ids, source, (commit.to_string(), BTreeMap::new()), None)
         }
     }
 }
@@ -190,8 +203,10 @@ pub(crate) struct SessionDirs {
     pub(crate) written: Vec<PathBuf>,
     /// The directories of a layer in the workspace.
     layer: Vec<LayerMount>,
-    /// The record of the session's clone, if the workspace is one.
-    branch: Option<CloneRecord>,
+    /// The session's clones, that of the workspace first, if it is one.
+    clones: Vec<(CloneId, CloneRecord)>,
+    /// Directories of the host that are mounted read-only in the workspace, by their places.
+    shown: Vec<(String, PathBuf)>,
     /// The protected files, where the agent writes the workspace itself.
     protection: Option<Arc<Protection>>,
 }
@@ -211,7 +226,8 @@ impl SessionDirs {
             beside: ExtraMounts::none(),
             written: Vec::new(),
             layer: Vec::new(),
-            branch: None,
+            clones: Vec::new(),
+            shown: Vec::new(),
             protection: None,
         }
     }
@@ -266,7 +282,8 @@ impl PreparedSession {
             beside: ExtraMounts::none(),
             written: Vec::new(),
             layer: Vec::new(),
-            branch: None,
+            clones: Vec::new(),
+            shown: Vec::new(),
             protection: None,
             workspace_inside: workspace_inside.clone(),
             home_inside,
@@ -443,7 +460,8 @@ pub(crate) async fn prepare(
         beside: ExtraMounts::none(),
         written: Vec::new(),
         layer: Vec::new(),
-        branch: None,
+        clones: Vec::new(),
+        shown: Vec::new(),
         protection: None,
     };
     session_tree::prepare_tree(shared, pool, &order, &source, &mut space, owner).await?;
@@ -463,7 +481,12 @@ pub(crate) async fn prepare(
     };
     let root = Root::open_resolved(&space.workspace).map_err(bad)?;
     let links = overlay::links(&space, &space.workspace_inside).map_err(bad)?;
-    let links = clone_setup::add_links(links, &space).map_err(bad)?.with(
+    let mut links = clone_setup::add_links(links, &space).map_err(bad)?;
+    for (at, path) in &space.shown {
+        let inside = format!("{}/{at}", space.workspace_inside);
+        links = links.with(inside, Root::open_resolved(path).map_err(bad)?);
+    }
+    let links = links.with(
         space.home_inside.clone(),
         Root::open(&space.home).map_err(bad)?,
     );

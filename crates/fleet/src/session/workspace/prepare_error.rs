@@ -10,7 +10,8 @@ use marshal_sandbox::state_dir::StateError;
 use marshal_sandbox::workspace::branch::BranchError;
 use marshal_sandbox::workspace::layer::LayerError;
 use marshal_sandbox::workspace::{
-    CopyError, HomeError, MaskError, OverlayError, ProtectedError, SliceError, TreeError,
+    CopyError, HomeError, MaskError, OverlayError, PlaceError, ProtectedError, SliceError,
+    TreeError,
 };
 use marshal_sandbox::{self as sandbox, PlanError};
 
@@ -80,6 +81,14 @@ pub(crate) enum PrepareError {
         path: PathBuf,
         /// The cause.
         source: BranchError,
+    },
+    /// A further directory has no place in the workspace.
+    #[error("workspace {path}: {source}")]
+    Place {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: PlaceError,
     },
     /// A git command for a clone or bundle failed.
     #[error("workspace {path}: git: {why}")]
@@ -154,6 +163,7 @@ impl PrepareError {
             | Self::Git { .. }
             | Self::Branch { .. }
             | Self::Cloned { .. }
+            | Self::Place { .. }
             | Self::Setup(_)
             | Self::Layer { .. }
             | Self::Mask(_)

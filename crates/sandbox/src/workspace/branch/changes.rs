@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::BranchError;
+use super::{BranchError, in_workspace};
 use marshal_policy::{Policy, outside};
 
 /// A shell function that prints every change from commit `$1` to `$2` and of each commit on the way, then,
@@ -56,27 +56,34 @@ pub enum Verdict {
 
 /// A changed path that takes effect outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutsideChange<'c> {
-    /// The path.
-    pub path: &'c str,
+pub struct OutsideChange {
+    /// The path in the workspace.
+    pub path: String,
     /// What it is.
     pub what: &'static str,
     /// Whether it may leave the sandbox.
     pub verdict: Verdict,
 }
 
-/// The changes that take effect outside, by these policies.
-pub fn find_outside<'c>(
-    changes: &'c [Change],
+/// The changes that take effect outside, by these policies. `at` is the place of their repository in the
+/// workspace. A policy may name a path as the repository has it or as the workspace has it; a person allows
+/// what the workspace has.
+pub fn find_outside(
+    changes: &[Change],
+    at: &str,
     policies: &[&Policy],
     allow: &[String],
-) -> Vec<OutsideChange<'c>> {
-    let of_change = |Change { path, effect }: &'c Change| {
-        let (what, verdict) = if policies.iter().any(|policy| policy.is_secret(path)) {
+) -> Vec<OutsideChange> {
+    let of_change = |Change { path: own, effect }: &Change| {
+        let path = in_workspace(at, own);
+        let names = [own.as_str(), &path];
+        let is_secret = |name: &str| policies.iter().any(|policy| policy.is_secret(name));
+        let (what, verdict) = if names.into_iter().any(is_secret) {
             (SECRET, Verdict::Secret)
         } else {
-            let what = effect.or_else(|| outside::find_use(policies, path, true))?;
-            let is_allowed = outside::is_allowed(allow, path);
+            let find_use = |name| outside::find_use(policies, name, true);
+            let what = effect.or_else(|| names.into_iter().find_map(find_use))?;
+            let is_allowed = outside::is_allowed(allow, &path);
             let verdict = if is_allowed {
                 Verdict::Allowed
             } else {
@@ -193,12 +200,12 @@ mod tests {
     const A: &str = "0123456789012345678901234567890123456789";
     const B: &str = "1123456789012345678901234567890123456789";
 
-    fn outside_of(output: &[u8], allow: &[&str]) -> Vec<(String, Verdict)> {
+    fn outside_of(output: &[u8], at: &str, allow: &[&str]) -> Vec<(String, Verdict)> {
         let allow: Vec<String> = allow.iter().map(|&path| path.to_owned()).collect();
         let changes = parse(output).expect("a list");
-        let found = find_outside(&changes, &[guard()], &allow);
+        let found = find_outside(&changes, at, &[guard()], &allow);
         let found = found.into_iter();
-        found.map(|it| (it.path.to_owned(), it.verdict)).collect()
+        found.map(|it| (it.path, it.verdict)).collect()
     }
 
     #[test]
@@ -219,10 +226,18 @@ mod tests {
             ("merged", Verdict::NeedsAllow),
         ];
         let expected = expected.map(|(path, verdict)| (path.to_owned(), verdict));
-        assert_eq!(outside_of(list.as_bytes(), &["lib", "certs"]), expected);
+        assert_eq!(outside_of(list.as_bytes(), "", &["lib", "certs"]), expected);
+        // In a further repository, a path is that of the workspace.
+        let of_further = expected.map(|(path, verdict)| {
+            let is_lib = path == "lib";
+            let verdict = if is_lib { Verdict::NeedsAllow } else { verdict };
+            (format!("third/{path}"), verdict)
+        });
+        let allow = ["lib", "third/certs"];
+        assert_eq!(outside_of(list.as_bytes(), "third", &allow), of_further);
         // What a link leads to is unknown in a partial clone.
         let missing = format!(":000000 120000 {A} {B} A\0l\0\0{B} missing\n");
-        assert_eq!(outside_of(missing.as_bytes(), &[]).len(), 1);
+        assert_eq!(outside_of(missing.as_bytes(), "", &[]).len(), 1);
     }
 
     #[test]

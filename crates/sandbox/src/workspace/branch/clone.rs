@@ -5,7 +5,7 @@
 
 use super::bundle_header::ObjectId;
 use super::git::{HIDE, script};
-use super::{OBJECTS_INSIDE, Repository, SOURCE_INSIDE};
+use super::{CloneId, Repository, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
 use marshal_model::limits;
 
@@ -120,13 +120,13 @@ submodules "" "$G/modules" "$S/modules" 0 "$@"
 pub fn clone(
     repository: &Repository,
     head: &ObjectId,
-    branch: &str,
+    (id, branch): (&CloneId, &str),
     hidden: &[String],
 ) -> GitCommand {
     let (git_dir, most) = (repository.git_dir_inside(), limits::COPY_BYTES.to_string());
     let words = [
         SOURCE_INSIDE,
-        OBJECTS_INSIDE,
+        &id.objects_inside(),
         head.format(),
         head.as_str(),
         branch,

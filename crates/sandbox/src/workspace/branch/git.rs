@@ -8,7 +8,7 @@
 
 use super::bundle_header::{BundleHeader, ObjectId};
 use super::changes::{self, Change, LIST_CHANGES};
-use super::{BUNDLE_INSIDE, BranchError, OBJECTS_INSIDE, Repository, SOURCE_INSIDE};
+use super::{BUNDLE_INSIDE, BranchError, CloneId, OBJECTS_INSIDE, Repository, SOURCE_INSIDE};
 use crate::workspace::file_list::GitCommand;
 use marshal_model::{UntrustedText, limits};
 
@@ -153,9 +153,9 @@ export GIT_DIR="$1" GIT_WORK_TREE="$HOME"
 export GIT_OBJECT_DIRECTORY="$HOME/objects" GIT_ALTERNATE_OBJECT_DIRECTORIES="$1/objects"
 mkdir -p "$GIT_OBJECT_DIRECTORY/pack"
 tail -c "+$3" "$2" | git index-pack --stdin --fix-thin --strict "--max-input-size=$5" > "$HOME/said"
-base=$6 tip=$4
-shift 6
-exec git diff-tree -r -p --no-renames --ignore-submodules=none --no-ext-diff --no-textconv "$base" "$tip" -- "$@"
+base=$6 tip=$4 at=$7
+shift 7
+exec git diff-tree -r -p "--src-prefix=a/$at" "--dst-prefix=b/$at" --no-renames --ignore-submodules=none --no-ext-diff --no-textconv "$base" "$tip" -- "$@"
 "#;
 
 /// Indexes the pack on stdin in the current directory, and checks each of its objects; then prints the
@@ -349,11 +349,12 @@ impl SourceHead {
 #[must_use]
 pub fn bundle(
     base: &ObjectId,
-    branch: &str,
+    (id, branch): (&CloneId, &str),
     hidden: &[String],
     author: Option<Author<'_>>,
 ) -> GitCommand {
-    let words = [OBJECTS_INSIDE, base.as_str(), branch, base.format()];
+    let objects = id.objects_inside();
+    let words = [&*objects, base.as_str(), branch, base.format()];
     let hidden = hidden.iter().map(String::as_str);
     let words: Vec<&str> = words.into_iter().chain(hidden).collect();
     with_author(script(&format!("{HIDE}{COUNT}{BUNDLE}"), &words), author)
@@ -389,6 +390,19 @@ pub struct LineCounts {
 }
 
 impl LineCounts {
+    /// What commits in several repositories change together; `None` if one of them was not counted.
+    #[must_use]
+    pub fn sum(all: impl IntoIterator<Item = Option<Self>>) -> Option<Self> {
+        all.into_iter().reduce(|sum, next| {
+            let (sum, next) = (sum?, next?);
+            Some(Self {
+                files: sum.files.saturating_add(next.files),
+                added: sum.added.saturating_add(next.added),
+                removed: sum.removed.saturating_add(next.removed),
+            })
+        })?
+    }
+
     /// Parses what [`COUNT`] printed; `None` if it counted nothing.
     ///
     /// # Errors
@@ -549,7 +563,16 @@ pub fn unpack(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), branch: &str) -
 
 /// The command that shows what the bundle changes, of `paths` only if there are any.
 #[must_use]
-pub fn diff(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), paths: &[String]) -> GitCommand {
+pub fn diff(
+    pack_at: u64,
+    (base, tip): (&ObjectId, &ObjectId),
+    at: &str,
+    paths: &[String],
+) -> GitCommand {
+    let prefix = match at {
+        "" => String::new(),
+        _ => format!("{at}/"),
+    };
     let (from, most) = ((pack_at + 1).to_string(), limits::BUNDLE_BYTES.to_string());
     let mut words = vec![
         SOURCE_INSIDE,
@@ -558,6 +581,7 @@ pub fn diff(pack_at: u64, (base, tip): (&ObjectId, &ObjectId), paths: &[String])
         tip.as_str(),
         &most,
         base.as_str(),
+        &prefix,
     ];
     words.extend(paths.iter().map(String::as_str));
     script(DIFF, &words)

@@ -282,11 +282,29 @@ fn current_commit(
     match rustix::fs::openat(dir, name, flags, Mode::empty()) {
         Ok(file) => {
             let text = io::read_to_string(io::Read::take(File::from(file), 128)).map_err(failed)?;
-            return Ok(ObjectId::new(text.trim_end()));
+            Ok(ObjectId::new(text.trim_end()))
         }
-        Err(Errno::NOENT) => {}
-        Err(errno) => return Err(failed(errno.into()).into()),
+        Err(Errno::NOENT) => packed_commit(git_dir, branch),
+        Err(errno) => Err(failed(errno.into()).into()),
     }
+}
+
+/// The commit that a branch has, for a reader that does not move it.
+///
+/// # Errors
+/// [`LandError`]
+pub fn read_branch(git_dir: &Root, branch: &str) -> Result<Option<ObjectId>, LandError> {
+    match open_dir_of(git_dir, &["refs", "heads"], branch, false) {
+        Ok((dir, name)) => current_commit(git_dir, &dir, (branch, name)),
+        Err(error) if error.source.kind() == io::ErrorKind::NotFound => {
+            packed_commit(git_dir, branch)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn packed_commit(git_dir: &Root, branch: &str) -> Result<Option<ObjectId>, LandError> {
+    let failed = |error: io::Error| TreeError::at("read the branch", branch.as_bytes(), error);
     let file = match open_regular(git_dir, "packed-refs") {
         Ok(file) => file,
         Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -16,19 +16,33 @@ fn what_is_known_of_a_clone_is_read_again() {
         v: 1,
         source: "/srv/project".into(),
         base: id('a'),
+        at: String::new(),
         branch: Some("marshal/r/t".to_owned()),
     };
+    let further = CloneRecord {
+        at: "third/lib".to_owned(),
+        ..known.clone()
+    };
+    let (of_workspace, of_lib) = (CloneId::workspace(&session), CloneId::numbered(&session, 1));
+    assert_eq!(CloneId::all(state.copies(), &session), []);
     let (part, path) = scratch_of(&state);
     std::fs::write(path.join("file"), "x").unwrap();
-    let clone = publish_clone(&state, &session, &part, &known).unwrap();
+    let records = [
+        (of_workspace.clone(), known.clone()),
+        (of_lib.clone(), further.clone()),
+    ];
+    let clone = publish_clones(&state, &session, &part, &records).unwrap();
     assert_eq!(std::fs::read_to_string(clone.join("file")).unwrap(), "x");
-    assert_eq!(read_record(state.copies(), &session).unwrap(), known);
+    assert_eq!(read_record(state.copies(), &of_workspace).unwrap(), known);
+    assert_eq!(read_record(state.copies(), &of_lib).unwrap(), further);
+    let all = [of_workspace.clone(), of_lib];
+    assert_eq!(CloneId::all(state.copies(), &session), all);
     let base = id('a');
     let outside = format!(r#"{{"v":1,"source":"/","base":"{base}","branch":"marshal/../x"}}"#);
     for bad in ["", "{}", r#"{"v":2,"source":"/","base":"aa"}"#, &outside] {
-        let file = state.copies().path().join(record_name("s"));
+        let file = state.copies().path().join("s,branch");
         std::fs::write(file, bad).unwrap();
-        assert!(read_record(state.copies(), &session).is_err(), "{bad}");
+        assert!(read_record(state.copies(), &of_workspace).is_err(), "{bad}");
     }
 }
 
@@ -76,16 +90,17 @@ fn scratch_of(state: &StateDir) -> (String, PathBuf) {
 fn only_a_plain_file_that_is_a_bundle_is_kept() {
     let dir = scratch();
     let state = StateDir::open(&dir.path().join("state"), &[]).unwrap();
-    let session = SessionId::new("s").unwrap();
+    let clone = CloneId::numbered(&SessionId::new("s").unwrap(), 2);
     let (part, path) = scratch_of(&state);
     let made = path.join(OUT_BUNDLE);
     let record = CloneRecord {
         v: 1,
         source: "/srv/project".into(),
         base: id('a'),
+        at: "lib".to_owned(),
         branch: None,
     };
-    let keep = || store_bundle(&state, &session, &part, &record);
+    let keep = || store_bundle(&state, &clone, &part, &record);
     assert!(keep().is_err(), "nothing was made");
     std::fs::write(&made, "no bundle").unwrap();
     assert!(matches!(
@@ -99,8 +114,8 @@ fn only_a_plain_file_that_is_a_bundle_is_kept() {
     std::fs::remove_file(path.join("second")).unwrap();
     let kept = keep().unwrap();
     assert_eq!(std::fs::read_to_string(&kept).unwrap(), text);
-    assert_eq!(kept, bundle_path(&state, &session));
-    let head = stored_header(state.copies(), &session, &record).unwrap();
+    assert_eq!(kept, bundle_path(state.copies(), &clone));
+    let head = stored_header(state.copies(), &clone, &record).unwrap();
     assert_eq!(head.tip, id('b'));
     // A link is none, and a fifo does not make anybody wait.
     std::fs::remove_file(&made).unwrap();

@@ -44,7 +44,14 @@ impl Place {
         let owner = is_root().then_some(OWNER);
         let source = Root::open(&self.at("")).unwrap();
         let session = SessionId::new(name).unwrap();
-        create(&self.state, &session, &source, listing, owner, bounds)
+        create(
+            &self.state,
+            &session,
+            (&source, listing),
+            &[],
+            owner,
+            bounds,
+        )
     }
 
     fn everything(&self, name: &str) -> CopyReport {
@@ -322,8 +329,8 @@ fn the_state_directory_is_never_copied_into_itself() {
     let copied = create(
         &state,
         &session,
-        &source,
-        &everything,
+        (&source, &everything),
+        &[],
         None,
         CopyBounds::default(),
     )

@@ -78,7 +78,8 @@ pub(crate) async fn mount_layer(
     let Some(setup) = &pool.config.workspace.setup else {
         return Ok(());
     };
-    let Some(record) = space.branch.clone().filter(|_| !order.is_setup) else {
+    let record = space.clones.first().map(|(_, record)| record.clone());
+    let Some(record) = record.filter(|_| !order.is_setup) else {
         return Ok(());
     };
     // A sweep may remove an unused layer just before the session has it.

@@ -8,18 +8,21 @@ use std::sync::Arc;
 
 use super::{
     HasCopy, PrepareError, PrepareRequest, SandboxUse, SessionDirs, WORKSPACE_INSIDE, blocking,
-    branch, launch_plan,
+    branch, host_tree, launch_plan,
 };
 use crate::session::workspace::{git_listing, protection};
 use crate::setup::{PoolShared, Shared};
 use marshal_config::WorkspaceMode;
 use marshal_launch::LaunchPlan;
 use marshal_model::SessionId;
+use marshal_model::limits::COPY_FILES;
 use marshal_sandbox::ExtraMounts;
 use marshal_sandbox::workspace::branch::{Repository, SOURCE_INSIDE};
+use marshal_sandbox::workspace::copy::FurtherDirectory;
 use marshal_sandbox::workspace::file_list::GitCommand;
 use marshal_sandbox::workspace::{
-    FileList, GitDir, Listing, MaskError, Masks, Owner, Root, WorkspaceView, copy, file_list, slice,
+    FileList, GitDir, Listing, MaskError, Masks, Owner, Root, WorkspaceView, copy, file_list,
+    layer, slice,
 };
 
 /// The sandbox of a git command.
@@ -55,6 +58,9 @@ pub(crate) async fn prepare_tree(
     space: &mut SessionDirs,
     owner: Option<Owner>,
 ) -> Result<(), PrepareError> {
+    if pool.config.workspace.mode != WorkspaceMode::Worktree {
+        warn_of_outer_repository(shared, pool, source).await?;
+    }
     if pool.config.workspace.mode.is_per_session() {
         let place = copy::path(&shared.state, &order.session);
         let is_there = place.symlink_metadata().is_ok();
@@ -67,7 +73,146 @@ pub(crate) async fn prepare_tree(
             make_tree(shared, pool, order, source, space, owner).await?
         };
     }
-    find_masked_paths(shared, pool, &order.session, space).await
+    find_masked_paths(shared, pool, &order.session, space).await?;
+    show_directories(shared, pool, order, space).await
+}
+
+/// Mounts the further directories that are only read, without what the mask hides in them.
+async fn show_directories(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: &PrepareRequest,
+    space: &mut SessionDirs,
+) -> Result<(), PrepareError> {
+    for repo in order
+        .repos(pool)
+        .filter(|repo| repo.mode == WorkspaceMode::Ro)
+    {
+        let path = branch::resolve(shared, &repo.path).await?;
+        let (tree, masks) = (space.workspace.clone(), Arc::clone(&pool.workspace_masks));
+        let (at, source) = (repo.at.clone(), path.clone());
+        let found = blocking(&shared.ambient, move || {
+            let bad = |source_error| PrepareError::Workspace {
+                path: source.clone(),
+                source: source_error,
+            };
+            let tree = Root::open_resolved(&tree).map_err(bad)?;
+            if !layer::has_mount_point(&tree, &at) {
+                return Ok(None);
+            }
+            let root = Root::open_resolved(&source).map_err(bad)?;
+            let covers = masks.find(&root, &[], WorkspaceView::ReadOnly)?;
+            let replaced = masks.find_replaced(&root).map_err(MaskError::from)?;
+            Ok::<_, PrepareError>(Some((covers, replaced)))
+        });
+        let (at, inside) = (&repo.at, &space.workspace_inside);
+        let Some((covers, replaced)) = found.await?? else {
+            tracing::warn!(session = %order.session, at, "the workspace has no place any more for this directory: it is left out");
+            continue;
+        };
+        let target = format!("{inside}/{at}");
+        space.beside.trees.push((host_tree(&path, false)?, target));
+        let below = |path: String| format!("{at}/{path}");
+        let replaced = replaced.into_iter();
+        let mounts = &mut space.beside;
+        mounts.hidden.extend(covers.hidden.into_iter().map(below));
+        mounts
+            .replaced
+            .extend(replaced.map(|(path, text)| (below(path), text)));
+        space.shown.push((at.clone(), path));
+    }
+    Ok(())
+}
+
+/// The further directories of a copy, with what is copied of each.
+async fn list_further(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: &PrepareRequest,
+    space: &SessionDirs,
+) -> Result<Vec<FurtherDirectory>, PrepareError> {
+    let mut further = Vec::new();
+    for repo in order.repos(pool) {
+        let content = if repo.mode == WorkspaceMode::Copy {
+            let path = branch::resolve(shared, &repo.path).await?;
+            let root = open_source(&path)?;
+            let listing = list_files(shared, pool, order, (&path, &root), space).await?;
+            let masks = &pool.workspace_masks;
+            let listing = match listing {
+                Some(mut files) => {
+                    files.leave_out(|path| masks.hides_in(&root, path));
+                    Listing::Git(files)
+                }
+                None => Listing::Except(Arc::clone(masks)),
+            };
+            Some((root, listing))
+        } else {
+            None
+        };
+        let at = repo.at.clone();
+        further.push(FurtherDirectory { at, content });
+    }
+    Ok(further)
+}
+
+fn open_source(source: &Path) -> Result<Root, PrepareError> {
+    Root::open_resolved(source).map_err(|error| PrepareError::Workspace {
+        path: source.to_owned(),
+        source: error,
+    })
+}
+
+/// The files of a directory by its git; `None` if it has no repository.
+async fn list_files(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    order: &PrepareRequest,
+    (source, root): (&Path, &Root),
+    space: &SessionDirs,
+) -> Result<Option<FileList>, PrepareError> {
+    let git_dir = file_list::git_dir(root).map_err(|error| PrepareError::Workspace {
+        path: source.to_owned(),
+        source: error,
+    })?;
+    if git_dir != GitDir::Dir {
+        return Ok(None);
+    }
+    let plan = list_plan(shared, pool, source, space)?;
+    let listed = git_listing::git_list(shared, plan, source, &order.cancelled).await?;
+    let Some(mut files) = listed else {
+        return Ok(None);
+    };
+    let path = source.to_owned();
+    blocking(&shared.ambient, move || {
+        let root = open_source(&path)?;
+        let added = files.add_nested(&root, COPY_FILES);
+        added.map_err(|error| PrepareError::Copy {
+            path,
+            source: error.into(),
+        })?;
+        Ok(Some(files))
+    })
+    .await?
+}
+
+/// Says once that git finds no repository: a linked worktree and a submodule have theirs elsewhere. It is not
+/// mounted, because whoever can write the workspace can write the file that names it.
+async fn warn_of_outer_repository(
+    shared: &Arc<Shared>,
+    pool: &Arc<PoolShared>,
+    source: &Path,
+) -> Result<(), PrepareError> {
+    let path = source.to_owned();
+    let found = blocking(&shared.ambient, move || {
+        file_list::git_dir(&Root::open_resolved(&path).ok()?).ok()
+    });
+    if found.await? == Some(GitDir::Elsewhere) {
+        let (name, workspace) = (&pool.config.name, source.display());
+        if pool.is_new_warning(source, "outer repository") {
+            tracing::warn!(pool = %name, %workspace, "git does not work in this workspace, whose repository is outside of it and not mounted: use mode \"worktree\"");
+        }
+    }
+    Ok(())
 }
 
 /// Makes the session's own tree: a copy of the source, or a clone.
@@ -80,22 +225,11 @@ async fn make_tree(
     owner: Option<Owner>,
 ) -> Result<PathBuf, PrepareError> {
     if pool.config.workspace.mode == WorkspaceMode::Worktree {
-        return branch::make_clone(shared, pool, order, source, space, owner).await;
+        return branch::make_clones(shared, pool, order, source, space, owner).await;
     }
-    let unreadable = |error| PrepareError::Workspace {
-        path: source.to_owned(),
-        source: error,
-    };
     let masks = &pool.workspace_masks;
-    let root = Root::open_resolved(source).map_err(unreadable)?;
-    let git_files = match file_list::git_dir(&root).map_err(unreadable)? {
-        GitDir::Dir => {
-            let plan = list_plan(shared, pool, source, space)?;
-            git_listing::git_list(shared, plan, source, &order.cancelled).await?
-        }
-        _ => None,
-    };
-    let listing = match git_files {
+    let root = open_source(source)?;
+    let listing = match list_files(shared, pool, order, (source, &root), space).await? {
         Some(mut files) => {
             files.leave_out(|path| masks.hides_in(&root, path));
             files.extend(included_files(shared, pool, (order, space, source), None).await?);
@@ -103,13 +237,15 @@ async fn make_tree(
         }
         None => Listing::Except(Arc::clone(masks)),
     };
+    let further = list_further(shared, pool, order, space).await?;
     let ambient = &shared.ambient;
     let permit = git_listing::acquire_permit(&shared.copying, &order.cancelled).await?;
     let made = {
         let (shared, session) = (Arc::clone(shared), order.session.clone());
         let bounds = copy::CopyBounds::default();
         blocking(ambient, move || {
-            copy::create(&shared.state, &session, &root, &listing, owner, bounds)
+            let source = (&root, &listing);
+            copy::create(&shared.state, &session, source, &further, owner, bounds)
         })
         .await?
     };
