@@ -4,7 +4,7 @@
 //! Must not know git's protocol.
 
 use super::error::quote;
-use super::route::{AllowedRequest, METHODS, Upstream, is_path_byte};
+use super::route::{AllowedRequest, METHODS, RouteKind, Upstream, is_path_byte};
 use super::route_table::UPSTREAM_PATTERN;
 use super::settings::{Optional, Pattern, Size, settings};
 use super::table::{Entry, Section, keywords};
@@ -161,7 +161,7 @@ impl GitRoute {
     pub(super) fn read_pull_requests(
         &mut self,
         section: &Section<'_>,
-        upstream: &Upstream,
+        (kind, upstream): (RouteKind, &Upstream),
         read_secret: impl Fn(&Entry<'_>) -> Option<Secret>,
     ) {
         let forge = section.keyword::<Forge>("pull_request", &[]);
@@ -205,6 +205,10 @@ impl GitRoute {
             }
             return;
         };
+        if kind != RouteKind::Git {
+            // The key itself is refused there.
+            return;
+        }
         if self.is_read_only() {
             let message = "a pull request needs a branch that is pushed, and the list of refs (push) is empty";
             report("pull_request", message.to_owned());

@@ -460,7 +460,7 @@ fn read_git(
     ];
     const OF_MODELS: [&str; 2] = ["allow", "query"];
     let mut git = GitRoute::read(section, &route.git);
-    git.read_pull_requests(section, &route.upstream, read_secret);
+    git.read_pull_requests(section, (route.kind, &route.upstream), read_secret);
     let is_git = route.kind == RouteKind::Git;
     let foreign: &[&'static str] = match route.kind {
         RouteKind::Git => &OF_MODELS,
