@@ -312,12 +312,12 @@ impl<'a> Copier<'a> {
             Err(Errno::EXIST) => return Ok(false),
             Err(errno) => return Err(copy_error("create", path, errno)),
         };
-        let bytes = match share_blocks(&from, &to, remaining) {
-            Some(shared) => shared,
+        let bytes = match share_blocks(&from, &to) {
+            Some(shared) => Some(shared).filter(|bytes| *bytes <= remaining),
             None => transfer(&from, &to, meta.size, remaining, &mut self.buffer)
                 .map_err(|error| copy_error("copy", path, error))?,
-        }
-        .ok_or_else(too_large)?;
+        };
+        let bytes = bytes.ok_or_else(too_large)?;
         self.finish(to.as_fd(), meta.mode, meta)
             .map_err(|errno| copy_error("complete", path, errno))?;
         self.copied.bytes += bytes;
@@ -346,13 +346,12 @@ impl<'a> Copier<'a> {
     }
 }
 
-/// Makes an empty file share the blocks of another one, at most `remaining` bytes; `None` if the file system
-/// has no such clones (btrfs, xfs and bcachefs have), or not of this file: it is copied then, and the copy
-/// reports what is wrong with it. The inner `None`: there are more bytes.
-fn share_blocks(from: &OwnedFd, to: &OwnedFd, remaining: u64) -> Option<Option<u64>> {
+/// Makes an empty file share the blocks of another one; returns how many bytes it has. `None` if the file
+/// system has no such clones (btrfs, xfs and bcachefs have), or not of this file: it is copied then, and the
+/// copy reports what is wrong with it.
+fn share_blocks(from: &OwnedFd, to: &OwnedFd) -> Option<u64> {
     rustix::fs::ioctl_ficlone(to, from).ok()?;
-    let size = meta_of(to).ok()?.size;
-    Some((size <= remaining).then_some(size))
+    meta_of(to).ok().map(|meta| meta.size)
 }
 
 /// Copies bytes from one open file to another, at most `remaining`; `None` if there are more.
