@@ -50,16 +50,16 @@ fn translate(chunk: &[u8], show: &mut impl FnMut(&Event<'_>) -> Option<String>) 
     for block in text.split("\n\n").filter(|block| !block.is_empty()) {
         let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name));
         let (Some(kind), Some(data)) = (field("event: "), field("data: ")) else {
-            out += &format!("{block}\n\n");
+            out.extend([block, "\n\n"]);
             continue;
         };
         let id = field("id: ");
         if let Some(id) = id {
-            out += &format!("id: {id}\n");
+            out.extend(["id: ", id, "\n"]);
         }
         match show(&Event { id, kind, data }) {
             // htmx swaps messages without a name.
-            Some(html) => out += &format!("data: {}\n\n", html.replace('\n', "\ndata: ")),
+            Some(html) => out.extend(["data: ", &html.replace('\n', "\ndata: "), "\n\n"]),
             // A comment: a chunk must not be empty.
             None => out += ": \n\n",
         }

@@ -50,11 +50,11 @@ pub(crate) async fn list(
     let mut path = "/api/v1/tasks?limit=50".to_owned();
     let mut more = "/ui/tasks?".to_owned();
     if let Some(state) = state {
-        path += &format!("&state={state}");
-        more += &format!("state={state}&");
+        path.extend(["&state=", state]);
+        more.extend(["state=", state, "&"]);
     }
     if let Some(cursor) = fields.get("cursor") {
-        path += &format!("&cursor={}", encode(cursor));
+        path.extend(["&cursor=", &encode(cursor)]);
     }
     let tasks: List<Task> = api.get(&path).await?;
     let pools: List<Pool> = api.get("/api/v1/pools?limit=500").await?;

@@ -511,9 +511,8 @@ fn the_work_in_several_repositories_lands_together() {
 
     // Afterwards: work in one of them alone. Its clone of the workspace has no made.txt, but the branch
     // has, which the check sees.
-    const ALONE: &str =
-        "unasked touch unchecked && echo unchecked >> .git/info/exclude && cd third/lib";
-    let result = run_one(&drill, &[], &format!("{ALONE} && echo x > made.txt"));
+    let alone = "unasked touch unchecked && echo unchecked >> .git/info/exclude && cd third/lib";
+    let result = run_one(&drill, &[], &format!("{alone} && echo x > made.txt"));
     assert_eq!(result["bundle"], result["repos"][0]["bundle"], "{result}");
     let took = drill.run(&["land", "--onto", "landing"]);
     assert_eq!(
@@ -525,7 +524,7 @@ fn the_work_in_several_repositories_lands_together() {
     assert!(took.all().contains("third/lib/made.txt"), "{}", took.all());
     assert_eq!(landed("lib").len(), 3, "nothing moved");
 
-    let result = run_one(&drill, &[], &format!("{ALONE} && echo more > more.txt"));
+    let result = run_one(&drill, &[], &format!("{alone} && echo more > more.txt"));
     let took = drill.run(&["land", "--onto", "landing"]);
     assert_eq!(took.code, Some(0), "{result}\n{}", took.all());
     assert_eq!(landed("lib")[0], "Uncommitted work");

@@ -173,7 +173,7 @@ impl Tokens {
 
 /// A code as it was made, however a person typed it.
 fn normalize(code: &str) -> String {
-    let typed = code.chars().filter(|c| c.is_ascii_alphanumeric()).take(64);
+    let typed = code.chars().filter(char::is_ascii_alphanumeric).take(64);
     typed
         .map(|c| match c.to_ascii_uppercase() {
             'O' => '0',
