@@ -159,7 +159,8 @@ fn a_kill_at_any_moment_works_nothing_twice_and_loses_nothing() {
             &format!("say {seq}\nsleep {}ms\nsay end", seq % 7 * 20),
         );
     }
-    sh(&drill, "mv fresh/* queue/");
+    // One by one: `mv` looks at each of several files once more, when it may have been taken.
+    sh(&drill, "for file in fresh/*; do mv \"$file\" queue/; done");
     for _ in 0..count(8) {
         let pause = random.random_range(0..400);
         std::thread::sleep(Duration::from_millis(pause));

@@ -336,7 +336,7 @@ pub struct ExecOutput {
     chunks: [Vec<u8>; 2],
     /// The exit status, once the command has ended.
     end: Option<ExecEnd>,
-    /// Bytes that were read since then.
+    /// Bytes that were read since then, or since it was killed.
     drained: usize,
     /// When the rest of the output, or the end of a killed command, is no longer waited for.
     deadline: Option<Instant>,
@@ -364,8 +364,8 @@ impl ExecOutput {
         loop {
             let is_read = self.stdout.is_none() && self.stderr.is_none();
             // A process outside of the command may have its pipes, and write for ever.
-            let is_over = is_read || self.drained > EXEC_DRAIN_BYTES;
-            if let Some(ExecEnd(status)) = self.end.filter(|_| is_over) {
+            let may_read = self.drained <= EXEC_DRAIN_BYTES;
+            if let Some(ExecEnd(status)) = self.end.filter(|_| is_read || !may_read) {
                 return self.finish(status);
             }
             let [out, err] = &mut self.chunks;
@@ -374,12 +374,12 @@ impl ExecOutput {
                     self.end = Some(ExecEnd(status));
                     self.wait_at_most(TERMINAL_DRAIN_TIMEOUT);
                 }
-                got = read(&mut self.stdout, out), if self.stdout.is_some() => {
+                got = read(&mut self.stdout, out), if may_read && self.stdout.is_some() => {
                     if let Some(bytes) = self.take(got, 0) {
                         return ExecUpdate::Stdout(bytes);
                     }
                 }
-                got = read(&mut self.stderr, err), if self.stderr.is_some() => {
+                got = read(&mut self.stderr, err), if may_read && self.stderr.is_some() => {
                     if let Some(bytes) = self.take(got, 1) {
                         return ExecUpdate::Stderr(bytes);
                     }
@@ -397,8 +397,11 @@ impl ExecOutput {
             let bytes = chunk.get(..got).unwrap_or_default().to_vec();
             let written = &self.record.written;
             written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            if self.end.is_some() {
+            // A killed command may write fast until the kill reaches it.
+            if self.deadline.is_some() {
                 self.drained += got;
+            }
+            if self.end.is_some() {
                 // The time that the client takes to read does not count.
                 self.wait_at_most(TERMINAL_DRAIN_TIMEOUT);
             }

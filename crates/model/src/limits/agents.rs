@@ -196,7 +196,7 @@ pub const EXEC_WORDS_BYTES: usize = 16 << 10;
 /// Bytes of its input or output in one message, and read at once.
 pub const EXEC_CHUNK_BYTES: usize = 16 << 10;
 
-/// Bytes that are still read from its outputs once it has ended: more than its pipes hold.
+/// Bytes that are still read from its outputs once it has ended or was killed: more than its pipes hold.
 pub const EXEC_DRAIN_BYTES: usize = 1 << 20;
 
 /// How long its client may leave output unread before the command is ended.
