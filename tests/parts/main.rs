@@ -27,6 +27,7 @@ mod programs;
 #[path = "../support/provider.rs"]
 mod provider;
 
+mod bare_root;
 mod egress;
 mod guest;
 mod process;

@@ -36,7 +36,7 @@ fn made(name: &str) -> PathBuf {
     path
 }
 
-fn run(command: &mut Command) -> String {
+pub(crate) fn run(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let printed = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {printed}");
@@ -54,7 +54,7 @@ fn names() -> Vec<String> {
 }
 
 /// The first command of the README, with the installed program.
-fn readme_command() -> String {
+pub(crate) fn readme_command() -> String {
     let readme = include_str!("../../../README.md");
     let line = readme
         .lines()
