@@ -322,7 +322,8 @@ fn the_package_serves_in_a_booted_debian() {
         "something was waited for in vain"
     );
     // Only a client that was turned away would have got another answer, or none.
-    assert!(sections["sockets"].contains("pages: HTTP/1.0 200 OK,\n"));
+    let sockets = sections["sockets"];
+    assert!(sockets.contains("pages: HTTP/1.0 200 OK,\n"), "{sockets}");
 }
 
 /// How lines begin that the script prints, by its headings.

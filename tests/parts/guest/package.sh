@@ -148,7 +148,7 @@ for pause in 3 5; do
 done
 touch /tmp/stop
 wait $pages
-echo "pages: $(sort /tmp/pages | uniq -c | awk '{$1 = ""; print}' | sort -u | tr '\n' ',')"
+echo "pages: $(sort -u /tmp/pages | tr '\n' ',')"
 for wait in $(seq 100); do
     client --json results >/tmp/results 2>/dev/null
     [ "$(grep -c '"outcome":"done"' /tmp/results)" -lt 16 ] || break
